@@ -17,9 +17,12 @@ class Axes:
     sums: bool  # whether the node that they are of makes sums over rows, beside which nothing else is reduced
 
     def tensor(self, t: TensorId) -> FrozenTensor:
-        """A tensor of the graph, one of lower rank with leading axes of extent 1."""
+        """A tensor of the graph, one of lower rank with leading axes of extent 1. One with an axis for parts of rows,
+        and one for their columns, has both as one, which is as long as there are parts where columns are `shared`."""
         found = self.graph.tensors[t]
         more = len(self.dim) - len(found.dim)
+        if more < 0 and self.parted(t):
+            return _with_whole_rows(found)
         if more <= 0:
             return found
         outer = found.dim[0] * found.stride[0]
@@ -50,13 +53,37 @@ class Axes:
         """True if a row runs along the last axis alone."""
         return self.columns == (len(self.dim) - 1,)
 
+    def parted(self, t: TensorId) -> bool:
+        """True if a tensor has an axis more than rows do, for parts of these."""
+        return self.last and len(self.graph.tensors[t].dim) == len(self.dim) + 1
+
+    def part(self, t: TensorId) -> int:
+        """Columns of a part, of a tensor that has all parts of all rows; 0 for any other."""
+        return self.graph.tensors[t].dim[-1] if self.parted(t) and self.tensor(t).dim == self.dim else 0
+
+    def shared(self, t: TensorId) -> int:
+        """Columns of a part of which a tensor has an element each; 0 for a tensor of any other kind."""
+        *_, count, columns = (0, *self.graph.tensors[t].dim)
+        is_shared = self.parted(t) and columns == 1 < count < self.width and self.width % count == 0
+        return self.width // count if is_shared else 0
+
     def whole(self, t: TensorId) -> bool:
         """True if a tensor has an element for each of the rows."""
         return self.graph.tensors[t].dim == self.dim
 
     def fits(self, t: TensorId) -> bool:
-        """True if a tensor broadcasts to the rows: along all columns or none."""
+        """True if a tensor broadcasts to the rows: along all columns, all of each part, or none."""
         dim = self.tensor(t).dim
+        if self.shared(t):
+            dim = (*dim[:-1], 1)
         if len(dim) != len(self.dim) or any(e not in (1, x) for e, x in zip(dim, self.dim, strict=True)):
             return False
         return len({dim[axis] == self.dim[axis] for axis in self.columns if self.dim[axis] != 1}) <= 1
+
+
+def _with_whole_rows(t: FrozenTensor) -> FrozenTensor:
+    """A tensor whose last two axes are one; as it is where no stride serves both."""
+    (count, columns), (apart, stride) = t.dim[-2:], t.stride[-2:]
+    if 1 not in (count, columns) and apart != columns * stride:
+        return t
+    return replace(t, dim=(*t.dim[:-2], count * columns), stride=(*t.stride[:-2], apart if columns == 1 else stride))

@@ -1,6 +1,6 @@
 """From a match to a row program."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
@@ -12,12 +12,15 @@ from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 from graphfuse.patterns.values import Values, Written
+from graphfuse.rows.clamping import clamped
 from graphfuse.rows.contraction import contracted, factors
-from graphfuse.rows.pairs import COLUMNS
+from graphfuse.rows.division import divided
+from graphfuse.rows.pairs import COLUMNS, EachPart
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
-from graphfuse.rows.steps import Chain, Load
+from graphfuse.rows.rounding import marked
+from graphfuse.rows.steps import Chain, Load, Operand
 from graphfuse.rows.views import ROWS, View, joined
 
 
@@ -43,6 +46,8 @@ class Builder:
             return self.values.faults[0]
         self._shorten()
         for t in (self.graph.tensors[t] for t in self.values.loaded):
+            if self.axes.shared(t.id):
+                return No(f"{t} has one value a part of a row and is read from memory; accepted: what the match makes")
             if t.by_value:
                 return No(f"{t} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
         return self._laid_out()
@@ -61,14 +66,16 @@ class Builder:
         """Drops, replaces and contracts steps."""
         values = self.values
         values.shorten(pruned)
-        extents = self._extents()
         values.steps = list(
-            picked(values.steps, KnownOperands(lambda o: extents.of(o).columns, values.is_zero, self._is_plain))
+            picked(values.steps, KnownOperands(self._has_columns(), lambda o: values.number(o) == 0, self._is_plain))
         )
-        extents = self._extents()
-        values.sums = [(t, factors(values.steps, o, lambda o: extents.of(o).columns)) for t, o in values.sums]
+        has_columns = self._has_columns()
+        values.sums = [(t, factors(values.steps, o, has_columns)) for t, o in values.sums]
+        values.steps = marked(clamped(values.steps, values.number), values.type_or_number)
         values.shorten(pruned)
         values.shorten(contracted)
+        has_columns = self._has_columns()
+        values.shorten(lambda steps, _: divided(steps, has_columns))
 
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""
@@ -107,13 +114,20 @@ class Builder:
 
     def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
         if t not in self.values.loaded:
-            return (self.matched.written(t, Piece(self.axes.tensor(t))),)
+            share = self.axes.shared(t)
+            piece = Piece(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
+            return (self.matched.written(t, piece),)
         unit = self.values.paired.get(t, COLUMNS)
         return tuple(replace(piece, unit=unit) for piece in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
         pieces = self._pieces(list(self.values.loaded)[o.index])
         return [(piece.place, piece.unit) for piece in pieces] == [(ROWS, COLUMNS)]
+
+    def _has_columns(self) -> Callable[[Operand], bool]:
+        """Function that says of a value whether it varies along a row."""
+        extents = self._extents()
+        return lambda o: extents.of(o).columns
 
     def _extents(self) -> Extents:
         """Extents of the steps' values, as far as shapes tell."""

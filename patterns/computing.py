@@ -26,7 +26,7 @@ class Computing(Role):
         axes = matched.axes
         if node.compute is not data_type.FLOAT or not all(axes.fits(t) for _, t in node.inputs):
             return False
-        if any(matched.ended(t) for _, t in node.inputs):
+        if any(matched.ended(t) or axes.shared(t) and t not in axes.graph.producer for _, t in node.inputs):
             return False
         if any(matched.readers(t) and self.ends(axes, node, t) for _, t in node.outputs):
             return False
@@ -58,11 +58,29 @@ class Pointwise(Computing):
         values.values[output] = values.step(Step(node.op_name, operands, node.attributes, values.rounded(output)))
 
 
+class Parting(Pointwise):
+    """A node that gives rows an axis for their parts, or takes it from them."""
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, x, output = matched.axes, node.input("input"), node.output("output")
+        is_of_parts = axes.parted(x) is not axes.parted(output)
+        return is_of_parts and axes.tensor(x).dim == axes.tensor(output).dim and super().suits(matched, node)
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        x, output = node.input("input"), node.output("output")
+        value, rounded = values.operand(x), values.rounded(output)
+        if rounded is not None or output in values.subgraph.outputs:
+            value = values.step(Step("identity", (("input", value),), (), rounded))
+        values.values[output] = value
+
+
 class Numbering(Pointwise):
     """A node that makes of each element the number of its column."""
 
     def suits(self, matched: Matched, node: Node) -> bool:
         axes = matched.axes
+        if axes.parted(node.input("input")):
+            return False
         axis = node.attribute("axis") - len(axes.graph.tensors[node.input("input")].dim) + len(axes.dim)
         return axes.columns == (axis,) and super().suits(matched, node)
 
@@ -100,14 +118,23 @@ class Expanding(Computing):
     def suits(self, matched: Matched, node: Node) -> bool:
         axes = matched.axes
         norms = sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside)
-        return norms < MOST_NORMS and self.axes(axes.graph, node) == axes
+        return norms < MOST_NORMS and (self._part(axes, node) > 0 or self.axes(axes.graph, node) == axes)
+
+    def _part(self, axes: Axes, node: Node) -> int:
+        """Columns of a part, where parts are what a node reduces; 0 where it is rows."""
+        _, x = next((one for one in node.inputs if one[0] == "input"), node.inputs[0])
+        last = len(axes.graph.tensors[x].dim) - 1
+        numbered = self.expansion.of_rows or any(port.over_rows for port in node.op.outputs)
+        return 0 if numbered or self.columns(axes.graph, node, axes.graph.tensors[x].dim) != (last,) else axes.part(x)
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return True
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         operands = NodeOperands(self.expansion, values, node)
-        for port, value in self.expansion.of(values, operands, dict(node.attributes)).items():
+        with values.of_parts(self._part(matched.axes, node)):
+            made = self.expansion.of(values, operands, dict(node.attributes))
+        for port, value in made.items():
             t = node.output(port)
             if isinstance(value, tuple) and t in values.subgraph.outputs:
                 values.sums.append((t, value))
@@ -119,7 +146,7 @@ class Expanding(Computing):
 
 
 class Reducing(Computing):
-    """A reduction of each row, a sum over all rows, or the largest magnitude of a tensor."""
+    """A reduction of each row or of its parts, a sum over all rows, or the largest magnitude of a tensor."""
 
     starts = True
 
@@ -134,9 +161,9 @@ class Reducing(Computing):
 
     def suits(self, matched: Matched, node: Node) -> bool:
         axes, mode = matched.axes, node.attribute("mode")
-        if not axes.whole(node.input("input")):
+        if not axes.whole(node.input("input")) and not self._reduces_parts(axes, node):
             return False
-        if self.reduces(axes, node):
+        if self.reduces(axes, node) or self._reduces_parts(axes, node):
             return REDUCTIONS[mode].in_rows
         if self._adds_rows(axes, node):
             return True
@@ -145,18 +172,25 @@ class Reducing(Computing):
     def reduces(self, axes: Axes, node: Node) -> bool:
         return axes.graph.tensors[node.output("output")].dim == axes.per_row
 
+    def _reduces_parts(self, axes: Axes, node: Node) -> bool:
+        """True if a node makes one value of each part of each row."""
+        x, made = node.input("input"), axes.graph.tensors[node.output("output")].dim
+        return axes.part(x) > 0 and made == (*axes.graph.tensors[x].dim[:-1], 1)
+
     def _adds_rows(self, axes: Axes, node: Node) -> bool:
         """True if a node makes the sum over all rows of each column."""
         is_sum = node.attribute("mode") is reduction_mode.ADD
         return is_sum and axes.graph.tensors[node.output("output")].dim == axes.per_column
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        return not self.reduces(axes, node)
+        return not self.reduces(axes, node) and not self._reduces_parts(axes, node)
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
-        if self.reduces(matched.axes, node):
-            values.make(output, REDUCTIONS[node.attribute("mode")].of(values, values.operand(x, in_memory=True)))
+        part = matched.axes.part(x)
+        if self.reduces(matched.axes, node) or part:
+            with values.of_parts(part):
+                values.make(output, REDUCTIONS[node.attribute("mode")].of(values, values.operand(x, in_memory=True)))
         elif self._adds_rows(matched.axes, node):
             values.sums.append((output, (values.operand(x, in_memory=True),)))
         else:
@@ -221,5 +255,6 @@ COMPUTING: Mapping[str, Role] = {
     "block_scale_quantize": Quantizing(),
     "gen_index": Numbering(),
     "reduction": Reducing(),
+    "reshape": Parting(),
     "rotate_pairs": Rotating(),
 }

@@ -30,6 +30,8 @@ class Joining(Move):
 
     def suits(self, axes: Axes, node: Node) -> bool:
         made, axis = node.output("output"), _joined_axis(axes, node)
+        if axes.parted(made):
+            return False
         return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
 
     def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:

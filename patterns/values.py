@@ -1,14 +1,17 @@
 """Values of a match, as steps of a row program, and what of them is stored."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import Node, Subgraph, TensorId
+from graphfuse.ops import Join
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
+from graphfuse.rows.program import OF_PARTS, part_of
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
 
 Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
@@ -42,6 +45,17 @@ class Values(Emitter):
         self.stores: list[Written] = []
         self.sums: list[tuple[TensorId, tuple[Operand, ...]]] = []
         self.faults: list[No] = []
+        self._part = 0
+
+    @contextmanager
+    def of_parts(self, columns: int) -> Iterator[None]:
+        """Context in which parts of rows, of so many columns, are reduced in the place of rows; 0 for rows."""
+        row, self.columns, self._part = self.columns, columns or self.columns, columns
+        yield
+        self.columns, self._part = row, 0
+
+    def reduce(self, join: Join, value: Operand) -> Chain:
+        return self.op(OF_PARTS[join], {"size": self._part}, input=value) if self._part else super().reduce(join, value)
 
     def operand(self, t: TensorId, in_memory: bool = False) -> Operand:
         """The value of a tensor. in_memory: read as rows even where it has one element."""
@@ -85,11 +99,16 @@ class Values(Emitter):
         dtype = self.rounded(t)
         if dtype is None:
             self.values[t] = value
-        elif any(o == value for step in self.steps for _, o in step.operands):
+        elif self._is_as_made(value):
             self.values[t] = self.step(Step("identity", (("input", value),), (), dtype))
         else:
             self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
             self.values[t] = value
+
+    def _is_as_made(self, value: Chain) -> bool:
+        """True if steps read a value before it is rounded, or none of its own can round it."""
+        is_read = any(o == value for step in self.steps for _, o in step.operands)
+        return is_read or part_of(self.steps[value.index]) > 0
 
     def move(self, t: TensorId, x: TensorId) -> None:
         """A store of the value of `x` in rows of `t`, if that is written."""
@@ -111,5 +130,15 @@ class Values(Emitter):
         self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 
-    def is_zero(self, o: Operand) -> bool:
-        return o == Number(0.0) or (isinstance(o, Scalar) and self.graph.tensors[o.tensor].value == 0.0)
+    def number(self, o: Operand) -> float | None:
+        """The value of an operand that is the same in every call."""
+        if isinstance(o, Number):
+            return o.value
+        value = self.graph.tensors[o.tensor].value if isinstance(o, Scalar) else None
+        return None if value is None else float(value)
+
+    def type_or_number(self, o: Operand) -> data_type | float | None:
+        """That, or else the type of an operand that is read."""
+        if isinstance(o, Load):
+            return self.graph.tensors[[*self.loaded][o.index]].dtype
+        return self.number(o)

@@ -68,12 +68,12 @@ def stand_ins(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    # Thousands of tests and all modules stay until the end: no search for garbage goes through them, now or later.
+    # Thousands of tests and all modules stay until the end: no search for garbage goes through them, now or later. What
+    # little garbage there is stays, too.
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)  # of garbage there is little: a tenth of all time went into looking for it
         gc.enable()

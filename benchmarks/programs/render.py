@@ -187,7 +187,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
     **dict.fromkeys(["models", "models-part"], _models),
-    "followers": _followers,
+    **dict.fromkeys(["followers", "followers-part"], _followers),
 }
 
 

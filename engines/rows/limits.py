@@ -49,12 +49,12 @@ def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterat
 
 
 def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iterator[str]:
-    """Blocks that share a scale are whole pieces of one row's threads. sizes: of blocks, in elements."""
+    """Blocks that share a scale are whole pieces of one row's threads, in one warp. sizes: of blocks, in elements."""
     for size in sizes:
-        if not piece <= size <= threads_per_row * piece:
+        if not piece <= size <= min(threads_per_row, WARP) * piece:
             yield (
                 f"threads_per_row is {threads_per_row}, each with {piece} elements together; accepted: pieces of up to "
-                f"a block of {size}, which the threads of a row must cover"
+                f"a block of {size}, which the threads of a row, and of a warp, must cover"
             )
 
 

@@ -10,7 +10,7 @@ from graphfuse.codegen.phase_plan import access
 from graphfuse.contract.engine import ProblemClass
 from graphfuse.ops import BLOCKS, Cost
 from graphfuse.patterns.rows import RowFacts
-from graphfuse.rows.program import RowProgram, Store, cost_of
+from graphfuse.rows.program import RowProgram, Store, cost_of, part_of
 from graphfuse.rows.steps import Join, Pick
 from graphfuse.rows.views import View
 
@@ -42,6 +42,7 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = Fal
         "exchanged": sorted([pairs.count, pairs.interleaved] for pairs in program.swapped),
         "picked": sum(isinstance(step, Pick) for step in program.steps),
         "across": chunk if across else 0,
+        "parts": sorted([step.op_name, part_of(step)] for step in program.steps if part_of(step)),
     }
     return ProblemClass(key | {name: value for name, value in more.items() if value}, facts.rows, within)
 
@@ -53,6 +54,8 @@ def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
         found["indexed"] = program.indices[number].dtype.value
     if pairs := view.unit.pairs:
         found["pairs"] = [pairs.count, pairs.interleaved]
+    if view.unit.part:
+        found["part"] = view.unit.part
     if view.place.span:
         found["parts"] = [access(part, chunk) for part in view.parts]
     return found

@@ -74,6 +74,16 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
             )
 
 
+def part_reasons(facts: RowFacts, chunk: int, most: int = 1) -> Iterator[str]:
+    """Why parts of rows are refused. chunk: elements of a row that are taken together. most: chunks that a thread may
+    take together."""
+    longest = WARP * chunk * most
+    for size in facts.program.parts:
+        if size & (size - 1) or not chunk <= size <= longest:
+            what = f"parts of {counted(size, 'column')} are reduced"
+            yield f"{what}; accepted: a power of two from {chunk} to {longest}, as a warp has each part"
+
+
 def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
     """Why a program's tensors or row axes are refused. columns_apart: columns may have any stride."""
     for view in (part for whole in facts.program.inputs for part in whole.parts):
@@ -114,6 +124,9 @@ def _store_reasons(facts: RowFacts, store: Store, columns_apart: bool) -> Iterat
         yield f"output {y.name!r} is the same for all rows"
     if not shape.columns:
         yield from _view_reasons(facts, "output", y, FLOATS, 1)
+        return
+    if y.unit.part:
+        yield from _element_reasons(f"output {y.name!r}", y, FLOATS + FP8)
         return
     if not store.block_size:
         least = 1 if columns_apart else facts.columns

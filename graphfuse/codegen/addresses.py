@@ -35,7 +35,7 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
         terms.append(f"gf::ScalesInTiles::row(index, {plan.columns // store.block_size})")
     elif pointer.of_blocks:
         apart = pointer.apart("a.")
-        terms.append(f"thread / {store.block_size // plan.piece}" + f" * {apart}" * (apart != "1"))
+        terms.append(f"thread / {(view.unit.part or store.block_size) // plan.piece}" + f" * {apart}" * (apart != "1"))
     elif view.columns and not plan.across and not whole:
         terms.append(view.unit.offset(plan.piece, plan.nbytes_of(view)))
     offset = f"gf::offset(a.{pointer.name}, {' + '.join(terms) or '0'})"

@@ -1,7 +1,7 @@
 """Prints values of one per element, as one phase computes them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from graphfuse.codegen import pieces
@@ -9,8 +9,8 @@ from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.program import SWAP, RowProgram
-from graphfuse.rows.steps import Chain, Column, Load, Operand, Step
+from graphfuse.rows.program import OF_PARTS, QUOTIENT, SWAP, RowProgram, part_of
+from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
@@ -111,13 +111,14 @@ class Elements:
         arrays = [o for o in self._arrays() if o not in self.known and any(o in loop for loop in loops)]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in loops:
-            if self._swaps(loop):
-                yield from self._swapped(loop[0], kept)
+            if self._exchanges(loop[0]):
+                yield from (self._swapped if self._swaps(loop[0]) else self._joined)(loop[0], kept)
                 continue
+            yield from self._quotients(loop[0])
             lines = []
             for o in loop:
                 step = self.program.steps[o.index]
-                text = self._expression(step, loop)
+                text = f"quotients{o.index}[i]" if step.op_name == QUOTIENT else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
                 lines += [f"a{o.index}[i] = v{o.index};"] * (o in arrays)
                 lines += [f"held.v{o.index}[i] = v{o.index};"] * (o in kept and o not in self.plan.packed)
@@ -142,19 +143,24 @@ class Elements:
 
     @cached_property
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
-        """Steps that are worked out element by element together: up to one that is packed, a piece at a time."""
+        """Steps that are worked out element by element together: up to one that is packed, or divides, a piece at a
+        time."""
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                swaps = self.program.steps[o.index].op_name == SWAP
-                loops += [[]] * swaps
+                exchanges = self._exchanges(o)
+                loops += [[]] * (exchanges or self.program.steps[o.index].op_name == QUOTIENT)
                 loops[-1] = [*loops[-1], o]
-                if swaps or o in self.plan.packed:
+                if exchanges or o in self.plan.packed:
                     loops.append([])
         return tuple(tuple(loop) for loop in loops if loop)
 
-    def _swaps(self, loop: Sequence[Chain]) -> bool:
-        return self.program.steps[loop[0].index].op_name == SWAP
+    def _exchanges(self, o: Chain) -> bool:
+        """True for a value that is made of a piece of another, and of other threads'."""
+        return self._swaps(o) or part_of(self.program.steps[o.index]) > 0
+
+    def _swaps(self, o: Chain) -> bool:
+        return self.program.steps[o.index].op_name == SWAP
 
     def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
         """The other elements of pairs, which may be other lanes'."""
@@ -172,6 +178,30 @@ class Elements:
         if o in kept:
             yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
 
+    def _quotients(self, o: Chain) -> Iterator[str]:
+        """A piece of quotients, if a step makes some: made anew where they may not all be exact."""
+        step = self.program.steps[o.index]
+        if step.op_name != QUOTIENT:
+            return
+        yield f"    float quotients{o.index}[PIECE];"
+        yield "    {"
+        yield "      bool exact = true;"
+        yield from pieces.each([f"quotients{o.index}[i] = {self._expression(step, ())};"], "      ")
+        yield "      if (!exact) {"
+        plain = replace(step, op_name="div", operands=step.operands[:2])
+        yield from pieces.each([f"quotients{o.index}[i] = {self._expression(plain, ())};"], "        ")
+        yield "      }"
+        yield "    }"
+
+    def _joined(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
+        """Values of which the elements of each part have one, made of other lanes', too."""
+        step = self.program.steps[o.index]
+        how = "Add" if step.op_name == OF_PARTS[Join.SUM] else "Max"
+        ((_, value),) = step.operands
+        yield f"    gf::join_part<gf::{how}, {part_of(step)}>({self.array(value)}, a{o.index});"
+        if o in kept:
+            yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
+
     def _operands(self, o: Chain) -> tuple[tuple[str, Operand], ...]:
         return self.program.steps[o.index].operands
 
@@ -180,7 +210,7 @@ class Elements:
         wanted = [*self.program.wanted(self.phase)]
         wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
-        wanted += [loop[0] for loop in self._loops if self._swaps(loop)]
+        wanted += [loop[0] for loop in self._loops if self._exchanges(loop[0])]
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _outlasting(self) -> Iterator[Chain]:

@@ -33,7 +33,8 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
 
 def rounded(step: AnyStep, text: str) -> str:
     """The result of a step, `text`, as those get it who read it."""
-    return text if step.rounded is None else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
+    needless = step.rounded is None or isinstance(step, Step) and step.exact
+    return text if needless else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
 
 
 def parameter_type(scalar: Scalar) -> str:

@@ -63,8 +63,9 @@ class Pointer:
 
     @property
     def of_blocks(self) -> bool:
-        """True if it is that of block scales."""
-        return self.store is not None and (self.view is self.store.block_scale or self.store.scales_of is not None)
+        """True if it is that of block scales, or of what is one a part of a row."""
+        scales = self.store is not None and (self.view is self.store.block_scale or self.store.scales_of is not None)
+        return scales or self.view.unit.part > 0
 
     @property
     def spaced(self) -> str | None:

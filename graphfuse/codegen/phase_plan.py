@@ -212,4 +212,4 @@ def _varies(program: RowProgram, o: Chain) -> bool:
 
 
 def _plain(store: Store) -> bool:
-    return not store.amax and not store.block_size
+    return not store.amax and not store.block_size and not store.view.unit.part

@@ -25,6 +25,8 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "element.cuh"
     if program.indices:
         yield "indices.cuh"
+    if program.parts:
+        yield "parts.cuh"
     if program.all_pairs or any(view.place.numbers for view in program.inputs):
         yield "pairs.cuh"
 

@@ -78,6 +78,12 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("
             f"{_scales(Pointer(f'o{number}', store.view, store))}, row.thread, at, {array}, inside && {exists});"
         )
+    elif part := store.view.unit.part:
+        apart = Pointer(f"o{number}", store.view, store).apart("row.")
+        yield (
+            f"    gf::store_part<{ctype}, {part // plan.piece}, ROW_WRITES>(row.o{number}, {apart}, row.thread, at, "
+            f"{array}[0], inside && {exists});"
+        )
     elif store.block_size:
         yield (
             f"    gf::store_blocks<{_element(store)}, {store.block_size}, {width}, ROW_WRITES>(row.o{number}, "

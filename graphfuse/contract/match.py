@@ -17,6 +17,7 @@ of the subgraph. `convex` helps to choose nodes that can run as one.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NoReturn
 
 from graphfuse.base.errors import PluginError
@@ -103,13 +104,14 @@ Template = Callable[[PatternGraph], Mapping[str, Made]]
 def single(op_name: str) -> Template:
     """The template of one node of an op, whatever it is given and makes."""
 
-    def template(g: PatternGraph) -> Mapping[str, Made]:
+    @cache  # each match begins with all templates, most of which are of one node
+    def drawn() -> Mapping[str, Made]:
         op = OPS[op_name]
-        made = getattr(g, op_name)(**{port.name: g.capture(port.name, port.optional) for port in op.inputs})
+        made = getattr(PatternGraph(), op_name)(**{p.name: Capture(p.name, p.optional) for p in op.inputs})
         made = made if len(op.outputs) > 1 else [made]
         return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
 
-    return template
+    return lambda g: drawn()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
 damaged or renamed is a miss. So is one that another user owns or that others can write, because the process runs
-entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process that has loaded a
-removed entry keeps it.
+entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process looks at its first
+new entry, and whenever it has added another `_SHARE` of the limit. A process that has loaded a removed entry keeps it.
 """
 
 import contextlib
@@ -27,9 +27,12 @@ LIMIT = 512 << 20
 
 _SPARED = 600.0  # seconds: an entry found more recently may still be about to be loaded, and is not removed
 _DIGEST = hashlib.sha256().digest_size
+# A process may exceed the limit by this part of it: to look at thousands of entries takes a tenth of a compilation.
+_SHARE = 1 / 64
 
 _given_up: set[Path] = set()
 _warned: set[Path] = set()  # folders of which an entry was refused
+_added: dict[Path, int] = {}  # bytes that this process has added to a folder since it looked at all entries
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ class LibraryStore:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
             raise
-        self._make_room()
+        added = _added.get(self.folder, limit()) + len(content)
+        if added >= limit() * _SHARE:
+            self._make_room()
+            added = 0
+        _added[self.folder] = added
         return path
 
     def _make_room(self) -> None:

@@ -72,7 +72,7 @@ class DrawnGraph:
         if name not in self._read:
             made = self._read[name] = self.graph.tensor_like(t, name).set_is_virtual(False)
             layout = self.layouts[name]
-            for _ in range(self.rank - len(layout.shape) + 1):
+            for _ in range(max(1, self.rank - len(layout.shape) + 1)):
                 dim, stride = self._padded(layout.shape, layout.stride)
                 if list(dim) == t.get_dim():
                     made.set_stride(stride)

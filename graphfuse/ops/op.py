@@ -95,6 +95,7 @@ class Op:
     # Attributes that a node whose gradient is wanted has in place of the user's.
     training: Attributes = field(default_factory=dict)
     integers: bool = False  # whether nodes may compute in INT32, modulo 2^32
+    chooses: tuple[str, ...] = ()  # inputs of which each element of the output is one, or its magnitude or negative
     recomputed: bool = True  # whether backward may compute the node again
     # What it is called in aten, operators that compute the same. Each is written as the operator's name and overload, a
     # space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for one that must have

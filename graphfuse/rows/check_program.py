@@ -9,7 +9,7 @@ from string import Formatter
 from graphfuse.base.errors import MalformedError
 from graphfuse.ops import OPS
 from graphfuse.rows.pairs import COLUMNS
-from graphfuse.rows.program import FUSED, SWAP, ColumnSum, Extent, RowProgram, Store
+from graphfuse.rows.program import FUSED, OF_PARTS, SWAP, ColumnSum, Extent, RowProgram, Store, part_of
 from graphfuse.rows.steps import AnyStep, Chain, Load, Operand, Pick, Reduce, Step
 from graphfuse.rows.views import ROWS, View
 
@@ -86,8 +86,10 @@ def _step(program: RowProgram, step: AnyStep) -> Iterator[str]:
             yield "picks by a number of which there is one a column"
     else:
         yield from _pointwise(step)
-        if step.op_name == SWAP and not program.extent(step.operands[0][1]).columns:
+        if (step.op_name == SWAP or part_of(step)) and not program.extent(step.operands[0][1]).columns:
             yield "exchanges columns of what has none"
+        if part_of(step) and step.rounded is not None:
+            yield "is rounded; accepted: a step behind it that is"
 
 
 def _plain(view: View) -> bool:
@@ -98,6 +100,8 @@ def _pointwise(step: Step) -> Iterator[str]:
     op = OPS.get(step.op_name)
     if step.op_name == SWAP:
         ports, slots = {"input"}, {"count", "interleaved"}
+    elif step.op_name in OF_PARTS.values():
+        ports, slots = {"input"}, {"size"}
     elif step.op_name in FUSED:
         ports, slots = {name for _, name, _, _ in Formatter().parse(FUSED[step.op_name].cuda) if name}, set()
     elif op is not None and op.pointwise:

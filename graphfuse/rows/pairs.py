@@ -1,4 +1,4 @@
-"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, or each pair (`View.unit`)."""
+"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, pair or part (`View.unit`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,6 +22,7 @@ class EachColumn:
     """A tensor has an element for each column of a row."""
 
     pairs: ClassVar[Pairs | None] = None  # those that have an element each
+    part: ClassVar[int] = 0  # neighbouring columns that share an element; 0 for none
     halves: ClassVar[bool] = False  # whether columns that lie apart share an element
     unpack: ClassVar[str] = "unpack"  # the function that makes values of a piece that is read
 
@@ -66,6 +67,17 @@ class EachPair(EachColumn):
 
     def beyond(self, piece: int, columns: int) -> str:
         return f"row.thread + at >= {self.pairs.columns // piece}" if self.pairs.columns < columns else ""
+
+
+@dataclass(frozen=True)
+class EachPart(EachColumn):
+    """A tensor that is written has an element for each part of a row, of so many columns."""
+
+    columns: int
+
+    @property
+    def part(self) -> int:
+        return self.columns
 
 
 COLUMNS = EachColumn()

@@ -16,7 +16,9 @@ from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
 from graphfuse.rows.views import View
 
-SWAP = "swap_pairs"
+SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"
+OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
+"""Steps that join the elements of a part of a row, and have the result for each of them."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,14 @@ FUSED = {
     "fnma": StepOp("gf::fma(-{a}, {b}, {c})"),
     "exp2": StepOp("gf::exp2_approx({input})", Cost.FUNCTION),
     SWAP: StepOp(""),
+    DIVISOR: StepOp("gf::reciprocal_of_divisor({b})", Cost.FUNCTION),
+    QUOTIENT: StepOp("gf::quotient({a}, {b}, {reciprocal}, exact)", Cost.FUNCTION),
+    **dict.fromkeys(OF_PARTS.values(), StepOp("", Cost.FUNCTION)),
 }
-"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; and what no element makes by itself, the other
-column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair."""
+"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
+column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
+and a / b by that of b, for a piece of which each element is so (see ``division``); what the elements of its part of the
+row have together, `size` neighbouring columns."""
 
 
 def cost_of(step: AnyStep) -> Cost:
@@ -42,6 +49,11 @@ def cost_of(step: AnyStep) -> Cost:
     if isinstance(step, Reduce | Pick):
         return Cost.ARITHMETIC
     return (FUSED.get(step.op_name) or OPS[step.op_name]).cost
+
+
+def part_of(step: AnyStep) -> int:
+    """Columns of the parts of rows that a step joins; 0 for a step that joins none."""
+    return dict(step.attributes)["size"] if isinstance(step, Step) and step.op_name in OF_PARTS.values() else 0
 
 
 @dataclass(frozen=True)
@@ -208,14 +220,19 @@ class RowProgram:
 
     @cached_property
     def written_whole(self) -> tuple[View, ...]:
-        """Outputs with an element for each one of the rows; scales of blocks are beside them."""
-        whole = (s for s in self.stores if not s.amax and s.scales_of is None)
+        """Outputs with an element for each one of the rows; scales of blocks, and values of parts, are beside them."""
+        whole = (s for s in self.stores if not s.amax and s.scales_of is None and not s.view.unit.part)
         return tuple(s.view for s in whole if self.extents[s.value.index].columns)
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
-        """Elements that share a scale, by each store that has some."""
-        return tuple(dict.fromkeys(store.block_size for store in self.stores if store.block_size))
+        """Elements that share a scale, by each store that has some, and those of parts."""
+        return tuple(dict.fromkeys((*(store.block_size for store in self.stores if store.block_size), *self.parts)))
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Columns of the parts of rows that steps join."""
+        return tuple(dict.fromkeys(size for size in map(part_of, self.steps) if size))
 
     @cached_property
     def last(self) -> int:

@@ -61,12 +61,14 @@ Operand = Chain | Load | Scalar | Number | Column
 
 @dataclass(frozen=True)
 class Step:
-    """One op with its operands by port. rounded: the type that its result is rounded to, None for float32."""
+    """One op with its operands by port. rounded: the type that its result is rounded to, None for float32. exact:
+    whether it is of that type as it is."""
 
     op_name: str
     operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
     rounded: data_type | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)

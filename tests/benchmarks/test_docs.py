@@ -80,7 +80,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
     other = content["environment"] | {"device": "NVIDIA H100 80GB HBM3"}
-    record.write(folder, "models-part", other, bench_record.models() | {"environment": other})
+    for kind in ("models", "followers"):
+        record.write(folder, f"{kind}-part", other, programs[kind]() | {"environment": other})
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
     texts = {file.name: render.rendered(file.read_text(), folder) for file in render.files()}
@@ -123,8 +124,9 @@ def test_places_of_other_records_render(rendered):
     text = rendered["llama.md"]
     assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
     assert all(f"| {t.text} |" in text for t in llama.TARGETS)
-    text = rendered["models.md"]
-    assert text.index("NVIDIA H100 80GB HBM3, driver") < text.index("## On an H200") < text.index("NVIDIA H200, driver")
+    for text in (rendered["models.md"], rendered["followers.md"]):
+        h100, h200 = (text.index(f"NVIDIA {chip}, driver") for chip in ("H100 80GB HBM3", "H200"))
+        assert h100 < text.index("## On an H200") < h200
     text = rendered["cudnn-calls.md"]
     assert "| host time of graph.execute, us | ≤ 8 | 9.000 | not met | - |" in text
     assert "| 512x4096x4096 | 27.0 (24.3 to 29.7) | 28.0 (25.2 to 30.8) |" in text

@@ -18,6 +18,15 @@ def cache(tmp_path_factory):
         os.environ["GRAPHFUSE_CACHE_DIR"] = before
 
 
+@pytest.fixture(autouse=True)
+def given_back():
+    """Other processes run tests on the same device: much that is kept for later is theirs."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 29:
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def room():
     """room(bytes): skip unless so much device memory is free; it is given back after the test."""

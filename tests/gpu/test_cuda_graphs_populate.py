@@ -142,7 +142,7 @@ def test_refused(empty):
     graph.populate_cuda_graph(None, pack, None, filled)
     with pytest.raises(GraphStateError, match="has 1 node; accepted: one without nodes"):
         graph.populate_cuda_graph(None, pack, None, filled)
-    with pytest.raises(GraphStateError, match="0 nodes that are not the 1 of this plan"):
+    with pytest.raises(GraphStateError, match=r"has 0 nodes, not those of this plan \(1\)"):
         graph.update_cuda_graph(None, pack, None, empty())
     with pytest.raises(GraphStateError, match=r"has 1 node, not those of this plan \(1\)"):
         graphs.fused(other).update_cuda_graph(None, other.inputs("cuda") | other.outputs("cuda"), None, filled)

@@ -43,8 +43,8 @@ def judged(function, tensors, how="dynamo"):
     return compiled.replace_in(graph, declines=True)
 
 
-def by_blocks(y):
-    wide = y.float().view(*y.shape[:-1], -1, 128)
+def by_blocks(y, size=128):
+    wide = y.float().view(*y.shape[:-1], -1, size)
     scale = wide.abs().amax(-1, keepdim=True).clamp(1e-4) / 448
     return (wide / scale).to(torch.float8_e4m3fn).view(y.shape), scale
 
@@ -92,13 +92,14 @@ TAKEN = [
     (lambda x, r, w, m: (lambda h: (llama(h, w), h, F.gelu(h)))(x + r), f"{SUMMED}, gelu"),
     (lambda x, r, w, m: llama(x + r, w), SUMMED),
     (lambda x, r, w, m: llama(r + llama(x, w), w), f"{LLAMA}, add"),
+    (lambda x, r, w, m: by_blocks(llama(x, w)), f"{LLAMA}, abs, reduction, {BELOW}, binary_select, div, {BLOCKS}"),
 ]
 
 # What no region has, by the bytes that it costs: written and read again, or read again alone.
 COSTLY = [
     (lambda x, r, w, m: F.gelu(llama(x, w)[None].transpose(0, 1)), 4, "gelu behind it"),
     (lambda x, r, w, m: F.dropout(llama(x, w), 0.1), 4, "dropout behind it"),
-    (lambda x, r, w, m: by_blocks(llama(x, w)), 4, "cast to float32, abs, div, max, ... behind it"),
+    (lambda x, r, w, m: llama(x, w).flip(-1), 4, "flip behind it"),
     (lambda x, r, w, m: torch.cat([llama(x, w), r], -1), 4, "cat behind it"),
     (lambda x, r, w, m: llama(x, w).mean(0), 2, "mean behind it"),
     (lambda x, r, w, m: (lambda h: h + llama(h, w) @ m)(F.embedding(torch.arange(T), r)), 2, "embedding before it"),
@@ -136,11 +137,13 @@ def test_what_is_left_to_inductor(function, moved, what, how):
 
 
 def test_a_region_is_left_for_its_neighbours():
-    """Blocks of columns are rows of their own, which the region that has them begins with."""
-    _, entry = judged(lambda x, r, w, m: by_blocks(llama(x, w)), given())
+    """Blocks of columns that no kernel reduces beside rows are rows of their own, which a region begins with."""
+    tensors = [torch.ones(shape, dtype=HALF) for shape in ((T, 384), (384,))]
+    _, entry = judged(lambda x, w: by_blocks(llama(x, w), 96), tensors)
     assert entry.why == (
         f"abs, reduction, {BELOW}, binary_select, div, {BLOCKS}: the operator would move 8 bytes an element more "
-        "than inductor alone: cast to float32 before it"
+        "than inductor alone: cast to float32 before it; parts of 96 columns are reduced; accepted: a power of two "
+        "from 8 to 1024, as a warp has each part"
     )
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.torch.regions import judged
-from graphfuse.torch.regions.operator import region
+from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from support.regions import FULL, HALF, PROGRAM, C, T, found, rows, summed
 from support.traces import as_tuple
@@ -29,6 +29,10 @@ pytestmark = pytest.mark.torch
         lambda x: torch.linalg.vector_norm(x * 2, math.inf, dim=-1),
         lambda x: (x * 2).abs().sum(-1),
         lambda x: x.norm(dim=-1, keepdim=True) * x,
+        lambda x: x.std(-1, keepdim=True) * x,
+        lambda x: torch.addcmul(summed(x), x, x, value=0.5),
+        lambda x: torch.addcdiv(summed(x), x, x.abs() + 1),
+        lambda x: torch.lerp(summed(x), x, 0.7) + torch.lerp(x, summed(x), x.sigmoid()),
     ],
 )
 def test_gradients_where_values_are_equal(function):
@@ -119,6 +123,28 @@ def test_only_what_has_gradients_requires_them():
     given = [x, w.clone().requires_grad_()]
     region(given, text)[1].sum().backward()
     assert given[0].grad is None and given[1].grad.eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("count", "others"), [(1, "all"), (1, "the norm's"), (1, "none"), (2, "all"), (2, "the norm's")]
+)
+def test_a_gradient_that_is_given_is_not_written_again(count, others):
+    """That of a residual behind a norm is the result's, which no kernel copies."""
+    function = lambda x, w, r: (F.rms_norm(x, (C,), w, 1e-6) + r, x.mean(-1))[:count]  # noqa: E731
+    given = [rows().requires_grad_(others != "none"), rows(HALF, 1, (C,)), rows(HALF, 2).requires_grad_()]
+    given[1].requires_grad_(others == "all")
+    module, traced, verdicts = found(function, *given)
+    assert [why for _, why in verdicts] == [""]
+    of = RegionOperator.of(verdicts[0][0].program.text)
+    assert len(of.graphs.as_given) == 1
+    assert {f"d{name}" for name in of.graphs.as_given}.isdisjoint(a.name for a in of.graphs.backward.arguments)
+    for used in (slice(0, 1), slice(count)):
+        outer = [rows(HALF, 3), rows(HALF, 4, (T,))][:count][used]
+        wanted = [t for t in given if t.requires_grad]
+        made = torch.autograd.grad(as_tuple(module(*traced))[used], wanted, outer)
+        assert made[-1].data_ptr() == outer[0].data_ptr()
+        want = torch.autograd.grad(function(*given)[used], wanted, outer)
+        torch.testing.assert_close(made, want, rtol=2e-2, atol=2e-2)
 
 
 def test_gradients_are_differentiated_once():

@@ -20,6 +20,8 @@ def own_reasons(facts: RowFacts) -> Iterator[str]:
         yield f"{facts.node}: columns are numbered; accepted where columns are neighbours"
     if program.sums:
         yield f"{facts.node}: sums over rows; accepted: reductions of rows alone"
+    if program.parts:
+        yield f"{facts.node}: parts of rows are reduced; accepted where columns are neighbours"
     for store in program.stores:
         if store.block_size:
             what = f"output {store.view.name!r} is quantized in blocks"

@@ -16,12 +16,13 @@ from graphfuse.engines.rows.limits import (
     thread_faults,
 )
 
+MOST_CHUNKS = 4
 _MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
 
 
 def legal(split: ByRowSplit, device: Device) -> Iterator[ByRowKnobs]:
     """All legal knobs of those that there are to choose from."""
-    for chunks in (1, 2, 4):
+    for chunks in (1, 2, MOST_CHUNKS):
         for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
                 knobs = ByRowKnobs(threads_per_row, threads, chunks)

@@ -9,13 +9,13 @@ from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
-from graphfuse.engines.rows.by_row.legal import legal, malformed, may_read_ahead, unfit
+from graphfuse.engines.rows.by_row.legal import MOST_CHUNKS, legal, malformed, may_read_ahead, unfit
 from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
-from graphfuse.engines.rows.support import pair_reasons, tensor_reasons
+from graphfuse.engines.rows.support import pair_reasons, part_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 
@@ -39,6 +39,7 @@ class ByRow(Schedule[ByRowKnobs]):
         yield from tensor_reasons(facts)
         split = ByRowSplit.of(facts)
         yield from pair_reasons(facts, split.chunk)
+        yield from part_reasons(facts, split.chunk, MOST_CHUNKS)
         if not any(map(is_usual, self.legal(facts, device))):
             longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
             for shared in static_faults(split.static_bytes(longest)):

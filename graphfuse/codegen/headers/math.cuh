@@ -37,6 +37,21 @@ GF_DEVICE float reciprocal_approx(float x) {
 #endif
 }
 
+/// 1 / b rounded to nearest, where ``quotient`` can divide by b, else NaN.
+GF_DEVICE float reciprocal_of_divisor(float b) {
+  return b >= 0x1p-62f && b <= 0x1p23f ? 1.0f / b : as_float(0x7fffffffu);
+}
+
+/// a / b rounded to nearest, by that reciprocal: the second correction is of a quotient less than 1 ulp off, and exact
+/// (Markstein's theorem). `exact` becomes false where a remainder, or the quotient, might not be a normal number.
+GF_DEVICE float quotient(float a, float b, float reciprocal, bool& exact) {
+  const float size = abs(a);
+  exact &= (reciprocal == reciprocal) & (size <= 0x1p64f) & ((size >= 0x1p-102f) | (a == 0.0f));
+  float q = a * reciprocal;
+  q = fma(fma(q, b, -a), -reciprocal, q);  // so signed that -0 stays -0
+  return fma(fma(q, b, -a), -reciprocal, q);
+}
+
 /// 1 / sqrt(x) to 2 ulp, subnormal x included.
 GF_DEVICE float rsqrt(float x) {
 #ifdef __CUDA_ARCH__

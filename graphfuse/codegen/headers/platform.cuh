@@ -9,7 +9,12 @@
 #define GF_KERNEL(threads) __global__ void __launch_bounds__(threads)
 #define GF_GPU_OR_CPU(gpu, cpu) gpu
 #else
+// GF_INLINED: every call becomes a part of the kernel, as on a GPU.
+#ifdef GF_INLINED
 #define GF_DEVICE inline __attribute__((always_inline))
+#else
+#define GF_DEVICE inline
+#endif
 #define GF_KERNEL(threads) void
 #define GF_GPU_OR_CPU(gpu, cpu) cpu
 #endif

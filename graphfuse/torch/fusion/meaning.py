@@ -177,6 +177,19 @@ def without_writes(graph: Graph) -> None:
             node.target = _NOT_IN_PLACE.get(node.target, node.target)
 
 
+def with_extents_of_inputs(graph: Graph) -> None:
+    """Asks inputs for the extents of computed tensors of their shape: nobody needs a tensor for its extents alone."""
+    given = (node for node in graph.find_nodes(op="placeholder") if not is_changed(node))
+    inputs = [(node, t) for node in given if (t := value(node)) is not None]
+    for node in graph.nodes:
+        of = node.args[0] if called(node) in ("size", "sym_size") and node.args else None
+        asked = value(of) if isinstance(of, Node) and of.op != "placeholder" else None
+        for one, t in inputs if asked is not None else ():
+            if t.dim() == asked.dim() and all(map(same, t.shape, asked.shape)):
+                node.replace_input_with(of, one)
+                break
+
+
 def _is_new(node: Node) -> bool:
     """True if a node makes a tensor of its own, which nothing else sees."""
     found = op(node)

@@ -92,7 +92,9 @@ class Computation:
     normalized: TensorParameter = NORMALIZED
     """The first of `kept`, as backward reads it."""
     gradients: Sequence[TensorParameter | None]
-    """Those of `tensors`, in their order; None for one that has none."""
+    """Those of `tensors` that backward makes, in their order; None for others."""
+    as_given: Mapping[str, str] = {}
+    """By the name of a tensor, that of the gradient of a result which is its gradient, whatever else is used."""
 
     @cached_property
     def inference(self) -> Graphs:
@@ -116,7 +118,8 @@ class Computation:
     @property
     def differentiated(self) -> tuple[TensorParameter, ...]:
         """Tensors that have a gradient."""
-        return tuple(a for a, grad in zip(self.tensors, self.gradients, strict=True) if grad is not None)
+        pairs = zip(self.tensors, self.gradients, strict=True)
+        return tuple(a for a, grad in pairs if grad is not None or a.name in self.as_given)
 
     @property
     def incoming(self) -> tuple[str | None, ...]:

@@ -153,8 +153,9 @@ def _certain(of: Computation) -> str | None:
 
 
 def _backward(of: Computation) -> str:
-    found = ["None" if a is None else a.name for a in of.gradients]
-    needs = [a.asked if a is not None and a.asked else "_" for a in of.gradients]
+    pairs = [*zip(of.tensors, of.gradients, strict=True)]
+    found = [_given_as_it_is(of, a.name) if grad is None else grad.name for a, grad in pairs]
+    needs = [f"needs_d{a.name}" if a.name in of.as_given else (grad and grad.asked) or "_" for a, grad in pairs]
     others = ["None"] * (len(of.numbers) + len(of.options))
     given = *of.numbers_kept, *of.options
     shared = {f"d{name}" for names in of.shared for name in names}
@@ -167,16 +168,29 @@ def _backward(of: Computation) -> str:
         f"{', '.join(needs + ['_'] * len(others))}, = ctx.needs_input_grad",
         [f"{', '.join(given)}, = ctx.given"] if given else [],
         _used(of, others) if len(of.results) > 1 else [],
+        _without_kernel(of, others) if of.as_given else [],
         *(_asked_once(n, names, condition) for n, (names, condition) in enumerate(of.shared.items())),
         "if grad_enabled():",
         [[f"made = once({read})"]],
         "else:",
         [[f"made = declined if observed() else recent.backward({read})"]],
         when(["made is declined"], f"made = differentiate({read})"),
-        f"{', '.join(name for name in found if name != 'None')} = made",
+        f"{', '.join(a.name for a in of.gradients if a is not None)} = made",
         *(_given_to_each(n, names) for n, names in enumerate(of.shared)),
         f"return {', '.join(found + others)}",
     )
+
+
+def _given_as_it_is(of: Computation, name: str) -> str:
+    """The gradient of a tensor that no graph makes."""
+    return f"{of.as_given[name]} if needs_d{name} else None" if name in of.as_given else "None"
+
+
+def _without_kernel(of: Computation, others: Sequence[str]) -> Lines:
+    """Lines that return where nothing is needed that the graph makes. others: what returns behind gradients."""
+    made = [a.asked for a in of.gradients if a is not None]
+    given = [_given_as_it_is(of, a.name) for a in of.tensors]
+    return when([f"not ({' or '.join(made)})"], f"return {', '.join((*given, *others))}")
 
 
 def _used(of: Computation, others: Sequence[str]) -> Lines:

@@ -65,14 +65,16 @@ class OwnedStep:
 
 
 class CallDrawing:
-    """Steps of one call. axis: that which rows lie along, counted from the last. reduced: gets the axes that calls
-    reduce."""
+    """Steps of one call. axis: that which rows lie along, counted from the last; 0 for parts of rows, which have an
+    axis more. reduced: gets the axes that calls reduce."""
 
     def __init__(
         self, steps: list[OwnedStep], node: Node, call: Call, known: dict[int, Value], axis: int, reduced: set[int]
     ):
         self.steps, self.node, self.call, self.known = steps, node, call, known
         self._axis, self._reduced = axis, reduced
+        self.end = max(axis, -1) + 1
+        """The axis behind the last."""
 
     def __getitem__(self, name: str) -> object:
         """An argument of the call: a value, a number that was made a tensor, or what was given."""
@@ -82,6 +84,10 @@ class CallDrawing:
     @property
     def out(self) -> torch.Tensor:
         return self.call.results[0]
+
+    def read(self, t: torch.Tensor) -> Value:
+        """The value of a tensor that no step makes."""
+        return Value(t, axes=tuple(range(self.end - t.dim(), self.end)) if self.end else None)
 
     def by_table(self) -> Value:
         for op, parameters in _by_aten().get(self.call.name, ()):
@@ -114,7 +120,7 @@ class CallDrawing:
         if OPS[op].pointwise:
             if not _fits(values, shape):
                 raise Untranslated(f"{self.call.name} repeats what it reads")
-            axes = _axes(values, shape)
+            axes = _axes(values, shape, self.end)
             inputs = self._converted(op, inputs, dtype)
             read = {port: _placed(v, axes) if isinstance(v, Value) else v for port, v in inputs.items()}
         else:
@@ -226,15 +232,15 @@ def _placed(value: Value, axes: Sequence[int]) -> Value:
     return Value(value.tensor, None, tuple(axes[len(axes) - rank :]) if rank else ())
 
 
-def _axes(values: Sequence[Value], shape: Sequence[object]) -> tuple[int, ...]:
-    """The axes of what is made of values by broadcasting."""
+def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[int, ...]:
+    """The axes of what is made of values by broadcasting. end: the axis behind the last."""
     rank = len(shape)
     known = [v for v in values if v.axes is not None] or [v for v in values if v.tensor.dim() == rank]
     found: list[int] = []
     for place in range(1, rank + 1):
         there = [v for v in known if v.tensor.dim() >= place]
         told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
-        told = told or {v.aligned()[-place] for v in there} or {found[-1] - 1 if found else -1}
+        told = told or {v.aligned()[-place] for v in there} or {(found[-1] if found else end) - 1}
         if len(told) != 1:
             raise Untranslated("it reads rows along one axis and along another")
         found += told

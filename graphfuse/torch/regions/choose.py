@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, Node
@@ -39,6 +39,7 @@ class TorchRegion:
     tensors: of each input and then of each output, what it has; in groups where the program's rows are these.
     orders: the dimensions of these tensors in the order in which the program has them.
     moved: bytes, in words.
+    apart: why it reduces parts of rows alone, where rows are reduced before or behind; "" where nothing is in the way.
     """
 
     program: Program
@@ -48,13 +49,15 @@ class TorchRegion:
     tensors: tuple[torch.Tensor, ...]
     orders: tuple[tuple[int, ...], ...]
     moved: str
+    apart: str = ""
 
 
-def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
+def find(graph: Graph, parts: Mapping[Node, int], together: bool = True) -> list[TorchRegion]:
     """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
     along the last dimension, and along others, each kind in order. parts: by node that a region may have, the number of
-    the part of the graph that it is in, beyond which no region goes."""
-    left, found = _around_reductions(graph, parts), list[TorchRegion]()
+    the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of them are
+    reduced in one region."""
+    left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
         usable = {n: number for n, number in parts.items() if n in left and n not in without}
@@ -66,13 +69,29 @@ def find(graph: Graph, parts: Mapping[Node, int]) -> list[TorchRegion]:
 
     for one in groups(graph, left):
         inside = one.inside(graph)
+        if together and len({node in inside for node in left if generated.is_reduction(node)}) > 1:
+            of_rows = TranslatedGraph(-1, one, inside, of_rows=True)
+            take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program))
+            apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
+        if one.is_flat:  # which are rows as they are
+            continue
         regions = regions_of(TranslatedGraph(-1, one, inside), behind_whole_rows(graph, inside))
         take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
     along_last = TranslatedGraph()
     take(regions_of(along_last))
     for axis in sorted(along_last.reduced - {-1}):
         take(regions_of(TranslatedGraph(axis)))
-    return found
+    whys = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
+    return [replace(region, apart=why) for region, why in zip(found, whys, strict=True)]
+
+
+def reduces_rows_and_parts(program: Program) -> bool:
+    """True if a program reduces rows, and parts of them."""
+    return _is_of_both(program.steps)
+
+
+def _is_of_both(steps: Sequence[ProgramStep]) -> bool:
+    return len({step.part for step in steps if step.op in _ANCHORS}) > 1
 
 
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
@@ -101,7 +120,8 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
         usable = usable and not _is_elsewhere(node, translation, parts)
         below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
-        if node.op in ("placeholder", "get_attr") or generated.is_free(node) and given.issuperset(node.all_input_nodes):
+        is_free = generated.is_free(node) or not generated.reads(node)
+        if node.op in ("placeholder", "get_attr") or is_free and given.issuperset(node.all_input_nodes):
             given.add(node)
         levels[node] = below if usable or node in given else below + 1
         if not usable:
@@ -214,7 +234,11 @@ class _Component:
         owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
         owned = tuple(owners.index(step.owner) for step in assembled.steps)
         device = device_of(assembled.device)
-        for numbers in _kernels(assembled.program.text, assembled.dims, assembled.strides, owned, device):
+        kernels, refused = _kernels(assembled.program.text, assembled.dims, assembled.strides, owned, device)
+        for owner in owners if refused else ():
+            if self._translation.part(owner):
+                self._translation.why.setdefault(owner, refused)
+        for numbers in kernels:
             yield tuple(assembled.steps[n] for n in numbers)
 
     def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
@@ -227,25 +251,32 @@ Shapes = tuple[tuple[int, ...], ...]
 @functools.lru_cache(maxsize=1024)
 def _kernels(
     text: str, dims: Shapes, strides: Shapes, owned: tuple[int, ...], device: Device
-) -> tuple[tuple[int, ...], ...]:
+) -> tuple[tuple[tuple[int, ...], ...], str]:
     """Numbers of a program's steps in groups that are a kernel each. dims, strides: of its inputs. owned: by step, the
-    number of the node that it is of, all of whose steps are in one kernel."""
+    number of the node that it is of, all of whose steps are in one kernel. Also why one is none that would reduce rows
+    and parts of them."""
+    program, refused = Program.read(text), list[str]()
     try:
-        frozen = lower(freeze(Program.read(text).graph(dims, strides)[0]))
+        frozen = lower(freeze(program.graph(dims, strides)[0]))
     except GraphValidationError:
-        return ()
+        return (), ""
     known = registry.registry((), ())
     regions, _ = plan.matches(frozen, known)
-    numbers = [tuple(int(frozen.nodes[i].name[1:]) for i in r.subgraph.node_ids) for r in regions]
+    names = ([frozen.nodes[i].name for i in r.subgraph.node_ids] for r in regions)
+    numbers = [tuple(int(name[1:]) for name in found if name.startswith("s")) for found in names]
 
     def taken(number: int) -> bool:
         owners, facts = {owned[n] for n in numbers[number]}, regions[number].facts
         if any(owner in owners and n not in numbers[number] for n, owner in enumerate(owned)):
             return False
         serving = (e for e in known.engines if isinstance(facts, e.facts) and heur_mode.OPENSOURCE in e.modes)
-        return any(engine.why_not(facts, device) is None for engine in serving)
+        reasons = [engine.why_not(facts, device) for engine in serving]
+        if None not in reasons and _is_of_both([program.steps[n] for n in numbers[number]]):
+            refused.extend(map(str, reasons))
+        return None in reasons
 
-    return tuple(numbers[n] for n in cover.choose(frozen, [r.subgraph for r in regions], taken).chosen)
+    chosen = cover.choose(frozen, [r.subgraph for r in regions], taken).chosen
+    return tuple(numbers[n] for n in chosen), next(iter(refused), "")
 
 
 _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
@@ -273,6 +304,7 @@ class _Assembled:
         placed: dict[tuple[OwnedStep, str], tuple[Node, tuple[int, ...]]] = {}
         for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
             if isinstance(value, Value) and value.step not in numbers:
+                value = translation.undivided(value)
                 node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
@@ -286,17 +318,21 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        tensors = {key: SeenTensor.of(value.tensor, key[1], translation.axis) for key, value in read.items()}
+        axis, part = translation.axis, translation.part
+        tensors = {
+            key: SeenTensor.of(value.tensor, key[1], axis, translation.part_read(key[0], value))
+            for key, value in read.items()
+        }
         tensors_made = [translation.recorded(node) for node in made.values()]
         results = [
-            SeenTensor.of(t, translation.values[node].axes, translation.axis)
+            SeenTensor.of(t, translation.values[node].axes, axis, part(node))
             for node, t in zip(made.values(), tensors_made, strict=True)
         ]
-        extents = SharedExtents(max(-min(seen.axes, default=-1) for seen in (*tensors.values(), *results)))
+        extents = SharedExtents((*tensors.values(), *results), translation.parts)
         for seen in tensors.values():
-            extents.add(seen.axes, seen.shape)
-        whole = {key for key, seen in tensors.items() if set(extents.pattern(seen)) == {"n"}}
-        spread = [seen for seen in results if set(extents.pattern(seen)) == {"n"} and not seen.is_packed]
+            extents.add(seen)
+        whole = {key for key, seen in tensors.items() if extents.is_whole(seen)}
+        spread = [seen for seen in results if extents.is_whole(seen) and not seen.is_packed]
         order = sorted(read, key=lambda key: (key not in whole, not all(map(tensors[key].lies_as, spread))))
         names = {key: f"in{n}" for n, key in enumerate(order)}
 
@@ -306,17 +342,18 @@ class _Assembled:
             return f"@{numbers[value.step]}" if isinstance(value, Value) else value
 
         program = Program(
-            tuple(RegionInput(names[key], extents.pattern(tensors[key]), tensors[key].dtype) for key in order),
+            tuple(RegionInput(names[key], *extents.said(tensors[key])) for key in order),
             tuple(
                 ProgramStep(
-                    s.op, {port: source(s, port, v) for port, v in s.inputs.items()}, dict(s.attributes), s.dtype
+                    s.op,
+                    {port: source(s, port, v) for port, v in s.inputs.items()},
+                    dict(s.attributes),
+                    s.dtype,
+                    part(s.owner),
                 )
                 for s in steps
             ),
-            tuple(
-                Result(numbers[step], extents.pattern(seen), seen.dtype)
-                for step, seen in zip(made, results, strict=True)
-            ),
+            tuple(Result(numbers[step], *extents.said(seen)) for step, seen in zip(made, results, strict=True)),
             follows=bool(spread),
         )
         seen = [tensors[key] for key in order]
@@ -327,6 +364,7 @@ class _Assembled:
         )
         region = None
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
+        is_split |= any(one.part and one.axes.startswith("-") for one in (*program.inputs, *program.outputs))
         # What reads other axes than the last to make a number a row alone moves what inductor's loop does.
         is_worth = translation.axis == -1 or any(one.extents.whole for one in program.outputs)
         columns = seen[0].shape[-1] if seen[0].shape else 1

@@ -16,7 +16,7 @@ def _same(d: CallDrawing) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat."""
     value, new = d["self"], d.out
     if value.step is None:  # a tensor that is read as the view has it
-        return Value(new)
+        return d.read(new)
     old = value.tensor
     if new.dtype is not old.dtype:
         raise Untranslated("a view of another type")
@@ -35,7 +35,7 @@ def _same(d: CallDrawing) -> Value:
         raise Untranslated("a view that moves elements")
     for place in range(len(axes) - 1, -1, -1):
         if axes[place] is None:
-            behind = axes[place + 1] if place + 1 < len(axes) else 0
+            behind = axes[place + 1] if place + 1 < len(axes) else d.end
             axes[place] = behind - 1
     if any(a >= b for a, b in zip(axes, axes[1:], strict=False)):
         raise Untranslated("a view that adds a dimension where the rows have none")
@@ -114,6 +114,18 @@ def _reduced(mode: str) -> Callable[[CallDrawing], Value]:
     return draw
 
 
+def _extreme(mode: str) -> Callable[[CallDrawing], Value]:
+    """The first of two results, beside which torch returns where it is."""
+
+    def draw(d: CallDrawing) -> Value:
+        recorded = told(d.node)
+        if any(t.requires_grad for t in (recorded if isinstance(recorded, tuple) else ())):
+            raise Untranslated(f"{d.call.name}, of which one of equal elements has the gradient")
+        return d.reduced(mode, d["self"], d["dim"], d["keepdim"], d.out.dtype)
+
+    return draw
+
+
 def _length(d: CallDrawing) -> Value:
     modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
     if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
@@ -121,20 +133,55 @@ def _length(d: CallDrawing) -> Value:
     return d.reduced(modes[d["ord"]], d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _variance(d: CallDrawing) -> Value:
-    x, out = d["self"], d.out
+def _centred(d: CallDrawing) -> tuple[Value, float]:
+    """Rows less their mean, and by how many their squares are divided for a variance."""
+    x, correction = d["self"], 1 if d["correction"] is None else d["correction"]
     columns = x.tensor.shape[d.columns(x, d["dim"])]
-    correction = 1 if d["correction"] is None else d["correction"]
     if not isinstance(columns, int) or not isinstance(correction, int | float) or columns <= correction:
         raise Untranslated("the variance of rows of an extent that varies")
-    mean = d.reduced("AVG", x, d["dim"], True, torch.float32)
-    centred = d.between("sub", a=x, b=mean)
+    return d.between("sub", a=x, b=d.reduced("AVG", x, d["dim"], True, torch.float32)), columns - correction
+
+
+def _variance(d: CallDrawing) -> Value:
+    centred, count = _centred(d)
     squares = d.reduced("ADD", d.between("mul", a=centred, b=centred), d["dim"], d["keepdim"], torch.float32)
-    return d.step("mul", {"a": squares, "b": 1 / (columns - correction)}, shape=out.shape)
+    return d.step("mul", {"a": squares, "b": 1 / count}, shape=d.out.shape)
 
 
-def _variance_and_mean(d: CallDrawing) -> tuple[Value, Value]:
-    return _variance(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
+def _deviation(d: CallDrawing) -> Value:
+    """The deviation by the length of what is centred, whose gradient is 0 where all elements are one."""
+    centred, count = _centred(d)
+    length = d.reduced("NORM2", centred, d["dim"], d["keepdim"], torch.float32)
+    return d.step("mul", {"a": length, "b": count**-0.5}, shape=d.out.shape)
+
+
+def _with_mean(draw: Callable[[CallDrawing], Value]) -> Callable[[CallDrawing], tuple[Value, Value]]:
+    return lambda d: (draw(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype))
+
+
+def _added(op: str) -> Callable[[CallDrawing], Value]:
+    """The sum of a tensor and what an op makes of two others, times a number."""
+
+    def draw(d: CallDrawing) -> Value:
+        made = d.between(op, a=d["tensor1"], b=d["tensor2"])
+        made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
+        return d.step("add", {"a": d["self"], "b": made})
+
+    return draw
+
+
+def _interpolated(d: CallDrawing) -> Value:
+    """The value between two, reckoned from the nearer end, as torch does."""
+    start, end, weight = d["self"], d["end"], d["weight"]
+    way = d.between("sub", a=end, b=start)
+    if not isinstance(weight, Value):
+        if abs(weight) < 0.5:
+            return d.step("add", {"a": start, "b": d.between("mul", a=way, b=weight)})
+        return d.step("sub", {"a": end, "b": d.between("mul", a=way, b=1 - weight)})
+    near = d.between("add", a=start, b=d.between("mul", a=way, b=weight))
+    far = d.between("sub", a=end, b=d.between("mul", a=way, b=d.between("sub", a=1, b=weight)))
+    is_near = d.between("cmp_lt", input=d.between("abs", input=weight), comparison=0.5)
+    return d.step("binary_select", {"input0": near, "input1": far, "mask": is_near})
 
 
 def _of_rows(op: str) -> Callable[[CallDrawing], Value]:
@@ -188,9 +235,16 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "sum.dim_IntList": _reduced("ADD"),
     "amax.default": _reduced("MAX"),
     "amin.default": _reduced("MIN"),
+    "max.dim": _extreme("MAX"),
+    "min.dim": _extreme("MIN"),
     "linalg_vector_norm.default": _length,
     "var.correction": _variance,
-    "var_mean.correction": _variance_and_mean,
+    "var_mean.correction": _with_mean(_variance),
+    "std.correction": _deviation,
+    "std_mean.correction": _with_mean(_deviation),
+    "addcmul.default": _added("mul"),
+    "addcdiv.default": _added("div"),
+    **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _interpolated),
     "_softmax.default": _of_rows("softmax"),
     "_log_softmax.default": _of_rows("log_softmax"),
     "logsumexp.default": _logsumexp,

@@ -24,7 +24,7 @@ from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
-_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read
+_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read, or so many parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +53,42 @@ class RegionGraphs(Computation):
     @cached_property
     def graded(self) -> tuple[Result, ...]:
         """Outputs that have a gradient."""
-        found = {out for outputs in self.reached.values() for out in outputs}
+        return self._reached_by(self.differentiable)
+
+    @cached_property
+    def as_given(self) -> Mapping[str, str]:
+        found = {}
+        for one in self.differentiable:
+            out, *others = self.reached[one]
+            if not others and one.dtype == out.dtype and one.name in self._is_given(out):
+                found[one.name] = f"d{out.name}"
+        return found if len(found) < len(self.differentiable) else {}
+
+    @cached_property
+    def computed(self) -> tuple[RegionInput, ...]:
+        """Inputs whose gradients backward makes."""
+        return tuple(one for one in self.differentiable if one.name not in self.as_given)
+
+    @cached_property
+    def pulled(self) -> tuple[Result, ...]:
+        """Outputs whose gradients backward reads."""
+        return self._reached_by(self.computed)
+
+    def _reached_by(self, inputs: Sequence[RegionInput]) -> tuple[Result, ...]:
+        found = {out for one in inputs for out in self.reached[one]}
         return tuple(out for out in self.program.outputs if out in found)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
         """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
         graph, given, made = self._small
-        outputs = [made[one.step].set_name(one.name) for one in self.graded]
-        found = differentiate(graph, outputs, [given[one.name] for one in self.differentiable]).kept
+        outputs = [made[one.step].set_name(one.name) for one in self.pulled]
+        found = differentiate(graph, outputs, [given[one.name] for one in self.computed]).kept
         # What joined rows do not tell the shape of is read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
         kept = dict.fromkeys((*map(_identifier, found), *odd))
         has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
-        if not has_whole and not any(one.extents.whole for one in self.graded):
+        if not has_whole and not any(one.extents.whole for one in self.pulled):
             kept[self.program.inputs[0].name] = None  # by which all shapes are told
         return tuple(kept)
 
@@ -75,7 +97,7 @@ class RegionGraphs(Computation):
         """Name of the tensor that backward reads first, which has all rows and columns."""
         whole = (one for one in (*self.program.inputs, *self.program.outputs) if one.extents.whole)
         kept = [one.name for one in whole if one.name in self.kept]
-        return kept[0] if kept else next(f"d{one.name}" for one in self.graded if one.extents.whole)
+        return kept[0] if kept else next(f"d{one.name}" for one in self.pulled if one.extents.whole)
 
     @cached_property
     def reached(self) -> dict[RegionInput, tuple[Result, ...]]:
@@ -90,18 +112,23 @@ class RegionGraphs(Computation):
     @cached_property
     def _small(self) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         rank = len(self.program.inputs[0].axes)
-        return self._drawn((*range(2, rank + 1), _COLUMNS))
+        return self._drawn((*range(2, rank + 1), _COLUMNS * self._longest))
+
+    @property
+    def _longest(self) -> int:
+        """Columns of the longest parts; 1 without."""
+        return max(step.part or 1 for step in self.program.steps)
 
     def why_untrainable(self, rows: Shape, strides: Shape, asked: Sequence[bool], device: str) -> str:
         """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape and lie
         like this; "" where they do, or none are asked for."""
-        if not any(asked) or not self.graded:
+        made = {f"d{one.name}" for one, ask in zip(self.differentiable, asked, strict=True) if ask}
+        if made.isdisjoint(f"d{one.name}" for one in self.computed):
             return ""
         try:
             backward = self.backward
         except GraphNotSupportedError as error:
             return str(error)
-        made = {a.name for a, ask in zip((a for a in backward.arguments if a.written), asked, strict=True) if ask}
         layouts = {}
         for a in backward.arguments:
             if not a.written or a.name in made:
@@ -140,13 +167,13 @@ class RegionGraphs(Computation):
     @cached_property
     def statistics(self) -> tuple[TensorParameter, ...]:
         others = {a.name for a in (*self.tensors, *self.results)}
-        of = _rule(self._a_row, self.program.inputs[0].name)
-        names = (name for name in self.kept if name not in others)
-        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name in names)
+        first, names = self.program.inputs[0].name, (name for name in self.kept if name not in others)
+        rules = ((name, _rule(self._statistic(name), first)) for name in names)
+        return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name, of in rules)
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:
-        return tuple(self._gradient(one) if self.reached[one] else None for one in self.program.inputs)
+        return tuple(self._gradient(one) if one in self.computed else None for one in self.program.inputs)
 
     @cached_property
     def incoming(self) -> tuple[str | None, ...]:
@@ -162,26 +189,27 @@ class RegionGraphs(Computation):
     @cached_property
     def shared(self) -> Mapping[tuple[str, ...], str]:
         found: dict[tuple[Tensor, str, str], list[str]] = {}
-        for one, grad in self._drawn_gradients(self.graded).items():
+        for one, grad in self._drawn_gradients(self.pulled).items():
             found.setdefault((grad, one.axes, one.dtype), []).append(one.name)
         return {tuple(names): "True" for names in found.values() if len(names) > 1}
 
     @cached_property
     def passed(self) -> Mapping[str, Sequence[str]]:
-        return {out.name: self.sources[out.name] for out in self.graded if self._is_passed(out)}
+        sources = {out.name: self.sources[out.name] for out in self.graded}
+        return {out.name: sources[out.name] for out in self.graded if self._is_given(out) == sources[out.name]}
 
-    def _is_passed(self, out: Result) -> bool:
+    def _is_given(self, out: Result) -> tuple[str, ...]:
+        """Names of inputs whose gradient is that of an output as it is, where that alone is used."""
         grads = self._drawn_gradients((out,))
-        same = [one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes]
-        return (*same,) == self.sources[out.name]
+        return tuple(one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes)
 
     @cached_property
     def read_backward(self) -> tuple[TensorParameter, ...]:
         named = {one.name: (_type(one), one.extents) for one in (*self.program.inputs, *self.program.outputs)}
         read: dict[str, tuple[Mapping, RowExtents, bool]] = {
-            name: (*named.get(name, (STATISTICS, self._a_row)), False) for name in self.kept
+            name: (*(named.get(name) or (STATISTICS, self._statistic(name))), False) for name in self.kept
         }
-        read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.graded}
+        read |= {f"d{one.name}": (_type(one), one.extents, f"d{one.name}" != self.first) for one in self.pulled}
         order = sorted(read, key=lambda name: name != self.first)
         return tuple(
             TensorParameter(name, kind, None if name == self.first else _rule(extents, self.first), optional=optional)
@@ -203,10 +231,12 @@ class RegionGraphs(Computation):
     def _strides(self, one: RegionInput | Result, first: str) -> str | None:
         return first if self.program.follows and one.extents.whole else None
 
-    @property
-    def _a_row(self) -> RowExtents:
-        """Extents of one value a row."""
-        return RowExtents("n" * (len(self.program.inputs[0].axes) - 1) + "1")
+    def _statistic(self, name: str) -> RowExtents:
+        """Extents of one value a row, or a part of one."""
+        graph, rank = self._small[0], len(self.program.inputs[0].axes)
+        dim = _named(graph, name).get_dim()
+        part = _COLUMNS * self._longest // dim[-2] if len(dim) > rank else 0
+        return RowExtents("n" * (len(dim) - 1) + "1", part)
 
     # Graphs.
 
@@ -235,11 +265,11 @@ class RegionGraphs(Computation):
             return d.like(names[t], t) if names.get(t) in self.kept else None
 
         walk = Walk(forward, d.graph, kept, rounds=True)
-        grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.graded if f"d{one.name}" in d}
-        wanted = {given[one.name]: f"d{one.name}" for one in self.differentiable if f"d{one.name}" in d}
+        grads = {made[one.step]: d.like(f"d{one.name}", made[one.step]) for one in self.pulled if f"d{one.name}" in d}
+        wanted = {given[one.name]: f"d{one.name}" for one in self.computed if f"d{one.name}" in d}
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
-        store(d, grads, {f"d{one.name}" for one in self.differentiable if one.extents.without_columns})
+        store(d, grads, {f"d{one.name}" for one in self.computed if one.extents.without_columns})
 
     def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
         """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
@@ -254,9 +284,7 @@ class RegionGraphs(Computation):
 
     def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """The training graph for rows of a shape, of which leading axes may be joined, validated."""
-        axes = (one.extents.joined(len(rows)) for one in self.program.inputs)
-        dims = [tuple(n if kind == "n" else 1 for kind, n in zip(kinds, rows, strict=True)) for kinds in axes]
-        drawn = self.program.graph(dims, training=True)
+        drawn = self.program.graph([one.extents.padded(rows) for one in self.program.inputs], training=True)
         freeze(drawn[0])
         return drawn
 
@@ -289,7 +317,7 @@ def _torch(one: RegionInput | Result) -> torch.dtype:
 def _rule(extents: RowExtents, first: str):
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape]:
         rows = shapes[first]
-        if len(rows) > len(extents.axes):
+        if extents.rank(rows) > len(extents.axes):
             raise VariantPackError(f"{first} has shape {tuple(rows)}; accepted: {len(extents.axes)} dimensions")
         return (extents.of(rows),)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, Node
@@ -17,10 +18,13 @@ _OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
 
 @dataclass(frozen=True)
 class Groups:
-    """Parts of a row. columns: of each."""
+    """Parts of a row. columns: of each. is_flat: whether those of all rows are along one dimension. rows: extents of
+    the rows' dimensions, then."""
 
     count: int
     columns: int
+    is_flat: bool = False
+    rows: tuple[object, ...] = field(default=(), compare=False)
 
     def is_split(self, node: Node) -> bool:
         """True if a node views rows as groups."""
@@ -39,6 +43,15 @@ class Groups:
             return None
         with torch.no_grad():
             return t.unsqueeze(-1) if same(extent, 1) else t.unflatten(-1, (self.count, self.columns))
+
+    def unflattened(self, t: object) -> object:
+        """A tensor with dimensions of rows and one of their parts; as it is where it has no flat parts."""
+        if not self.is_flat or not isinstance(t, torch.Tensor) or not t.dim():
+            return t
+        if not same(t.shape[0], math.prod((*self.rows, self.count))):
+            return t
+        with torch.no_grad():
+            return t.view(*self.rows, self.count, *t.shape[1:])
 
     def inside(self, graph: Graph) -> set[Node]:
         """Nodes that have groups as a dimension: from where rows are viewed as them to where they are viewed back."""
@@ -78,7 +91,12 @@ def _viewed(node: Node) -> tuple[Groups, bool] | None:
     """The groups that a node views rows as, and True; those that it views as rows, and False."""
     meant = is_op(node, "view")
     one, other = value(meant.args[0]) if meant else None, value(node)
-    if one is None or other is None or one.dtype is not other.dtype or abs(one.dim() - other.dim()) != 1:
+    if one is None or other is None or one.dtype is not other.dtype:
+        return None
+    for whole, parts in ((one, other), (other, one)):
+        if (found := _flat(whole, parts)) is not None:
+            return found, parts is other
+    if abs(one.dim() - other.dim()) != 1:
         return None
     is_split = one.dim() < other.dim()
     whole, parts = (one, other) if is_split else (other, one)
@@ -90,3 +108,14 @@ def _viewed(node: Node) -> tuple[Groups, bool] | None:
     if not same(whole.shape[-1], count * columns) or not all(map(same, whole.shape[:-1], parts.shape[:-2])):
         return None
     return Groups(count, columns), is_split
+
+
+def _flat(whole: torch.Tensor, parts: torch.Tensor) -> Groups | None:
+    """Groups of rows along one dimension."""
+    if whole.dim() < 2 or parts.dim() != 2:
+        return None
+    (*rows, extent), (_, columns) = whole.shape, parts.shape
+    if not isinstance(extent, int) or not isinstance(columns, int) or not 1 < columns < extent or extent % columns:
+        return None
+    count = extent // columns
+    return Groups(count, columns, True, (*rows,)) if same(parts.shape[0], math.prod((*rows, count))) else None

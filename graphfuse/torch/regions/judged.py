@@ -12,9 +12,9 @@ from graphfuse.base.device import Device
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
-from graphfuse.torch.fusion.meaning import hint, same, told, value, without_writes
+from graphfuse.torch.fusion.meaning import hint, same, told, value, with_extents_of_inputs, without_writes
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
-from graphfuse.torch.regions.choose import TorchRegion, device_of, find
+from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
 
@@ -29,12 +29,15 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     """
     graph = module.graph
     without_writes(graph)
+    with_extents_of_inputs(graph)
     around = surroundings.regions(graph)
     unusable = {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
     fitting = (part for region in find(graph, parts) for part in _fitting(graph, region))
     found = [part for region in fitting for part in _trainable(graph, region)]
     reasons = _declined(module, found) if declines else {}
+    apart = ((region.outputs[0], region.apart) for region in found if region.apart)
+    reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
@@ -66,7 +69,11 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 
 
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
-    """The region; where kernels do not make its gradients, those without what it computes of vectors alone."""
+    """The region; where kernels do not make its gradients, those of rows, or of parts of them, alone, and those without
+    what it computes of vectors alone."""
+    if reduces_rows_and_parts(region.program) and _untrainable(region):
+        apart = find(graph, dict.fromkeys(region.nodes, 0), together=False)
+        return [part for one in apart for part in _trainable(graph, one)]
     own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
     if len(own) == len(region.nodes) or not _untrainable(region):
         return [region]

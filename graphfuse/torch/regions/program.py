@@ -26,15 +26,24 @@ _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 @dataclass(frozen=True)
 class RowExtents:
     """The shape of a tensor, by that of the rows: for each axis "n" for their extent, "1" for 1, "-" where the tensor
-    has no such axis."""
+    has no such axis. part: columns of a part, where an axis of the parts and one of these take the place of the rows'
+    last; 0 for any other tensor."""
 
     axes: str
+    part: int = 0
 
     def of(self, rows: Shape) -> Shape:
         """The shape, where the rows have this one, of which leading axes may be joined."""
-        return tuple(
-            n if kind == "n" else 1 for kind, n in zip(self.joined(len(rows)), rows, strict=True) if kind != "-"
-        )
+        return tuple(n for n, kind in zip(self.padded(rows), self.joined(self.rank(rows)), strict=True) if kind != "-")
+
+    def padded(self, rows: Shape) -> Shape:
+        """The shape with extents of 1 for axes that the tensor has not."""
+        extents = (*rows[:-1], rows[-1] // self.part, self.part) if self.part else rows
+        return tuple(n if kind == "n" else 1 for kind, n in zip(self.joined(len(extents)), extents, strict=True))
+
+    def rank(self, rows: Shape) -> int:
+        """Axes of a tensor with all that rows of a shape have."""
+        return len(rows) + (self.part > 0)
 
     def joined(self, rank: int) -> str:
         """Axes where leading ones are joined, so that there are `rank`."""
@@ -42,7 +51,7 @@ class RowExtents:
 
     @property
     def whole(self) -> bool:
-        return set(self.axes) == {"n"}
+        return set(self.axes) == {"n"} and not self.part
 
     @property
     def is_odd(self) -> bool:
@@ -52,7 +61,7 @@ class RowExtents:
     @property
     def is_vector(self) -> bool:
         """True for a value of each column, the same in all rows."""
-        return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n"
+        return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n" and not self.part
 
     @property
     def is_split(self) -> bool:
@@ -67,26 +76,28 @@ class RowExtents:
 
 @dataclass(frozen=True)
 class RegionInput:
-    """An input. dtype: name of its data type."""
+    """An input. dtype: name of its data type. part: as of ``RowExtents``."""
 
     name: str
     axes: str
     dtype: str
+    part: int = 0
 
     @property
     def extents(self) -> RowExtents:
-        return RowExtents(self.axes)
+        return RowExtents(self.axes, self.part)
 
 
 @dataclass(frozen=True)
 class ProgramStep:
     """A node: an op of the table, what it reads by port, its attributes, and the type that its first output is rounded
-    to, "" for none."""
+    to, "" for none. part: columns of the parts of rows that it computes with; 0 for rows."""
 
     op: str
     inputs: Mapping[str, Source]
     attributes: Mapping[str, object] = field(default_factory=dict)
     dtype: str = ""
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,7 @@ class Result:
     step: int
     axes: str
     dtype: str
+    part: int = 0
 
     @property
     def name(self) -> str:
@@ -103,7 +115,7 @@ class Result:
 
     @property
     def extents(self) -> RowExtents:
-        return RowExtents(self.axes)
+        return RowExtents(self.axes, self.part)
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class Program:
     @cached_property
     def text(self) -> str:
         """JSON, the same for equal programs."""
-        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+        return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
 
     @property
     def operations(self) -> str:
@@ -149,9 +161,9 @@ class Program:
         names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
         if [one.name for one in self.inputs] != names:
             return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
-        rank = len(self.inputs[0].axes)
+        rank = len(self.inputs[0].axes) - (self.inputs[0].part > 0)
         for one in (*self.inputs, *self.outputs):
-            if len(one.axes) != rank or not set(one.axes) <= set("n1-"):
+            if len(one.axes) != rank + (one.part > 0) or not set(one.axes) <= set("n1-"):
                 return f"{one.name} has axes {one.axes!r}; accepted: {rank} of n, 1 and -"
             if one.dtype not in data_type.__members__:
                 return f"{one.name} has data type {one.dtype!r}, which is none"
@@ -197,10 +209,24 @@ class Program:
         """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
         training: whether norms make what their gradients need."""
         made: list[Tensor] = []
+        parts = {one.name: one.part for one in self.inputs} | {f"@{n}": s.part for n, s in enumerate(self.steps)}
+        views: dict[tuple[Source, int], Tensor] = {}
+
+        def read(source: Source, part: int) -> Tensor | float:
+            """A source as a step that computes with such parts reads it."""
+            if not isinstance(source, str):
+                return source
+            t = made[int(source[1:])] if source.startswith("@") else given[source]
+            if parts[source] == part:
+                return t
+            if (source, part) not in views:
+                views[source, part] = _viewed(graph, t, part, f"v{len(views)}")
+            return views[source, part]
+
         for number, step in enumerate(self.steps):
             op = OPS[step.op]
             attributes = {name: _ENUMS[name][v] if name in _ENUMS else v for name, v in step.attributes.items()}
-            inputs = {port: self._read(source, given, made) for port, source in step.inputs.items()}
+            inputs = {port: read(source, step.part) for port, source in step.inputs.items()}
             attributes |= op.training if training else {}
             getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}")
             node = graph.nodes[-1]
@@ -211,12 +237,25 @@ class Program:
                 out.set_data_type(data_type[step.dtype])
             infer(graph, node)  # for reductions that read it
             made.append(out)
+        for one in self.outputs:
+            made[one.step] = read(f"@{one.step}", one.part)
         return made
 
-    def _read(self, source: Source, given: Mapping[str, Tensor], made: list[Tensor]) -> Tensor | float:
-        if isinstance(source, str):
-            return made[int(source[1:])] if source.startswith("@") else given[source]
-        return source
+
+def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
+    """Rows with an axis for their parts, or without one for 0."""
+    dim = tuple(t.get_dim())
+    rows, columns = (dim[:-1], dim[-1:]) if part else (dim[:-2], (dim[-2] * dim[-1],))
+    if part:
+        columns = (columns[0] // part, part) if columns[0] > 1 else (1, 1)
+    made = graph.reshape(t, name=name).set_dim((*rows, *columns))
+    infer(graph, graph.nodes[-1])
+    return made
+
+
+def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Fields of a program that its text has: parts only where there are some."""
+    return {name: value for name, value in pairs if name != "part" or value}
 
 
 def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:

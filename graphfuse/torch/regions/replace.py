@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
-from graphfuse.torch.fusion.new_nodes import record
-from graphfuse.torch.regions.arrangement import Arrangement
+from graphfuse.torch.fusion.new_nodes import permuted, put, record
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
@@ -36,16 +36,17 @@ def erase_unread(graph: Graph) -> None:
 
 def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     inputs = [new.get(node, node) for node in region.inputs]
-    views = [*map(Arrangement.seen, (*region.inputs, *region.outputs), region.tensors, region.orders)]
+    views = [Arrangement(*one) for one in zip(region.tensors, region.orders, strict=True)]
     read, made = views[: len(inputs)], views[len(inputs) :]
-    first, *_ = seen = [t.permute(order) for t, order in zip(region.tensors, region.orders, strict=True)]
-    for one, t in zip(region.program.outputs, seen[len(inputs) :], strict=True):
-        if not _lies(t, first if region.program.follows and one.extents.whole else None):
+    for one, view in zip(region.program.outputs, made, strict=True):
+        if not _lies(view.of(view.tensor), read[0].made if region.program.follows and one.extents.whole else None):
             return "its results do not lie in memory as those of an operator"
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:
         return "what it reads is made after its results are read"
-    if any(view.is_unknown(told(node)) for node, view in zip((*inputs, *region.outputs), views, strict=True)):
+    asked = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
+    back = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
+    if any(view.is_unknown(told(node), viewed) for node, view, viewed in (*asked, *back)):
         return "parts of its rows are rows, and several extents vary"
     with graph.inserting_before(place):
         given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
@@ -57,7 +58,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
             if key in results[0].meta:
                 call.meta[key] = [result.meta[key] for result in results]
         results = [
-            view.put_back(graph, node, told(old)) for node, view, old in zip(results, made, region.outputs, strict=True)
+            view.undone(graph, node, told(old)) for node, view, old in zip(results, made, region.outputs, strict=True)
         ]
     for old, result in zip(region.outputs, results, strict=True):
         result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
@@ -67,6 +68,47 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
         if not node.users:  # also what writes to what it alone reads
             graph.erase_node(node)
     return ""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Layout that a program sees a tensor in: in groups, if `tensor` is, and with dimensions in an order."""
+
+    tensor: torch.Tensor
+    order: tuple[int, ...]
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        """The view of a tensor."""
+        with torch.no_grad():
+            t = t.view(self.tensor.shape) if self._is_grouped(t) else t
+            return t.permute(*self.order) if [*self.order] != sorted(self.order) else t
+
+    @property
+    def made(self) -> torch.Tensor:
+        return self.of(self.tensor)
+
+    def is_unknown(self, t: torch.Tensor, viewed: torch.Tensor) -> bool:
+        """True if no graph can have the view of a tensor, or the way back: to `viewed`, of several unknown extents."""
+        return self._is_grouped(t) and _known(viewed).count(-1) > 1
+
+    def put(self, graph: Graph, node: Node) -> Node:
+        """The view of a node."""
+        if self._is_grouped(told(node)):
+            node = put(graph, torch.ops.aten.view.default, node, _known(self.tensor))
+        return permuted(graph, node, self.order)
+
+    def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
+        """A node that has the view as the tensor is that it is of."""
+        node = _restored(graph, node, self.order)
+        return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_grouped(like) else node
+
+    def _is_grouped(self, t: torch.Tensor) -> bool:
+        return t.dim() != self.tensor.dim()
+
+
+def _known(t: torch.Tensor) -> list[int]:
+    """Extents, -1 for those that vary."""
+    return [n if isinstance(n, int) else -1 for n in t.shape]
 
 
 def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Node, bool]:
@@ -80,6 +122,15 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
     between = nodes[order[region.nodes[0]] : place]
     in_the_way = [node for node in between if changes(node) or may_write(node) and not writes(node)]
     return (in_the_way[0], False) if in_the_way else (nodes[place], behind <= place)
+
+
+def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    """A result with its dimensions where the tensor has them."""
+    if [*order] == sorted(order) or not same(told(node).shape[-1], 1):
+        return permuted(graph, node, [order.index(d) for d in range(len(order))])
+    # So that the dimension of extent 1 gets the stride that torch gives it.
+    without = put(graph, torch.ops.aten.squeeze.dim, node, -1)
+    return put(graph, torch.ops.aten.unsqueeze.default, without, order[-1])
 
 
 def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:

@@ -60,6 +60,7 @@ class _Steps:
     def norm(self, number: int, columns: int | None) -> ProgramStep | None:
         """The norm that a step ends, before any weight."""
         step = self.program.steps[number]
+        columns = step.part or columns
         for x, variance in self._normalized(step):
             for mean, epsilon in self._operands(variance, "add"):
                 square = self._mean(mean, columns) if isinstance(epsilon, int | float) else None
@@ -69,7 +70,7 @@ class _Steps:
                 centred = self._centred(squared, columns)
                 op, of = ("rmsnorm", squared) if centred is None else ("layernorm", centred)
                 if self._is_own(number, of):
-                    return ProgramStep(op, {"input": of, "epsilon": epsilon}, _INFERENCE, step.dtype)
+                    return ProgramStep(op, {"input": of, "epsilon": epsilon}, _INFERENCE, step.dtype, step.part)
         return None
 
     def scaled(self, number: int) -> ProgramStep | None:
@@ -79,6 +80,8 @@ class _Steps:
         for norm, vector in self._pairs(step) if port else ():
             of = self._step(norm, "rmsnorm", "layernorm")
             if of is None or not self._is_vector(vector) or self._readers[self._exact(norm)] != {number}:
+                continue
+            if of.part != step.part:
                 continue
             if port not in of.inputs and (port == "bias" or "bias" not in of.inputs):
                 return replace(of, inputs={**of.inputs, port: self._exact(vector)}, dtype=step.dtype)

@@ -25,12 +25,17 @@ class TranslatedGraph:
 
     axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
     groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
-    they had it.
+    they had it. Where rows remain rows, `of_rows`, they are translated as they are: nodes inside have the parts' number
+    along axis -1, which is that of the columns elsewhere, and columns of parts along axis 0.
     """
 
-    def __init__(self, axis: int = -1, groups: Groups | None = None, inside: Container[Node] = ()) -> None:
+    def __init__(
+        self, axis: int = -1, groups: Groups | None = None, inside: Container[Node] = (), of_rows: bool = False
+    ) -> None:
         self.axis, self.reduced = axis, set[int]()
+        self.parts = groups if of_rows else None
         self._groups, self._inside = groups, inside
+        self._undivided: dict[int, Node] = {}
         self._of_groups: dict[Node, object] = {}
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
@@ -42,22 +47,59 @@ class TranslatedGraph:
     def recorded(self, node: Node, reader: Node | None = None) -> object:
         """Tensor or tensors that a node has; None for one that rows of groups do not have. reader: a node, which reads
         it as it is if it has groups itself."""
-        if self._groups is None or node in self._inside or reader in self._inside:
-            return told(node)
+        made = told(node)
+        if self._groups is None or not self.parts and (node in self._inside or reader in self._inside):
+            return made
+        if self.parts:
+            if node in self._inside and node not in self._of_groups:
+                several = isinstance(made, list | tuple)
+                found = [self.parts.unflattened(t) for t in (made if several else (made,))]
+                self._of_groups[node] = tuple(found) if several else found[0]
+            return self._of_groups.get(node, made)
         if node not in self._of_groups:
-            made = told(node)
             self._of_groups[node] = self._groups.of(made) if isinstance(made, torch.Tensor) else None
         return self._of_groups[node]
 
+    def part(self, node: Node) -> int:
+        """Columns of a part of a row, which nodes have that are computed of these; 0 for other nodes."""
+        return self.parts.columns if self.parts and node in self._inside else 0
+
+    def undivided(self, value: Value) -> Value:
+        """A value as a program reads it: a view of whole rows as parts is these rows."""
+        node = self._undivided.get(id(value.tensor))
+        if node is None:
+            return value
+        t = told(node)
+        self.node_of[id(t)] = node
+        return Value(t)
+
+    def part_read(self, node: Node, value: Value) -> int:
+        """Columns of a part, where a program reads the value of a node with parts of rows; 0 where it does not."""
+        if value.step is not None or self.parts is None:
+            return self.part(node)
+        return self.parts.columns if value.aligned()[-1:] == (0,) else 0
+
     def _regrouped(self, node: Node) -> bool:
-        """Adds a view of rows as groups, or back, which is the same here."""
+        """Adds a view of rows as groups, or back, which is the same here but for the axes of parts."""
         of, made = self.values.get(node.args[0]), self.recorded(node)
-        if isinstance(of, Value) and of.step is not None:
-            self.values[node] = replace(of, tensor=made)
-        else:
-            self.values[node] = Value(made)
+        if not isinstance(of, Value) or of.step is None:
+            self.values[node] = self._read(made, node)
             self.node_of[id(made)] = node
+            if self.part(node):
+                self._undivided[id(made)] = node.args[0]
+        elif self.parts is None:
+            self.values[node] = replace(of, tensor=made)
+        elif of.once is not None:
+            self.why[node] = "it views what is repeated"
+            return False
+        else:
+            axes = (*of.aligned(), 0) if self.part(node) else of.aligned()[:-1]
+            self.values[node] = replace(of, tensor=made, axes=axes)
         return True
+
+    def _read(self, t: torch.Tensor, reader: Node) -> Value:
+        """The value of a tensor that no step makes."""
+        return Value(t, axes=tuple(range(1 - t.dim(), 1)) if self.part(reader) else None)
 
     def add(self, node: Node) -> bool:
         """True if a node translates; what it is made of has been added before."""
@@ -76,8 +118,8 @@ class TranslatedGraph:
             for call in calls:
                 self._call(node, call, known)
             value = _like(made, known, _read(node))
-            self._check_leaves(self.steps[before:])
-            if self._groups is not None and node not in self._inside:
+            self._check_leaves(node, self.steps[before:])
+            if self._groups is not None and self.parts is None and node not in self._inside:
                 _check_pointwise(self.steps[before:])
             if isinstance(value, Value) and value.step is None:  # a view of what is read
                 self.node_of[id(value.tensor)] = node
@@ -103,16 +145,20 @@ class TranslatedGraph:
                 one = value[i] if isinstance(value, list | tuple) else value
                 if one is None and t is recorded:
                     self.node_of[id(t)] = node
-                yield t, one if one is not None else Value(t)
+                yield t, one if one is not None else self._read(t, reader)
 
-    def _check_leaves(self, steps: Sequence[OwnedStep]) -> None:
-        """Tensors that steps read, of which each must be a node's."""
-        read = (v for step in steps for v in step.inputs.values() if isinstance(v, Value) and v.step is None)
+    def _check_leaves(self, node: Node, steps: Sequence[OwnedStep]) -> None:
+        """Untranslated where steps read a tensor that is no node's, or beside parts of rows one of fewer dimensions."""
+        read = [v for step in steps for v in step.inputs.values() if isinstance(v, Value) and v.step is None]
         if any(id(v.tensor) not in self.node_of for v in read):
             raise Untranslated("it reads a tensor that is no node's")
+        most = max((v.tensor.dim() for step in steps for v in step.inputs.values() if isinstance(v, Value)), default=0)
+        apart = (v for v in read if self.part(node) and id(v.tensor) not in self._undivided)
+        if any(0 < v.tensor.dim() < most for v in apart):
+            raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
 
     def _call(self, node: Node, call: Call, known: dict[int, Value]) -> None:
-        drawing = CallDrawing(self.steps, node, call, known, self.axis, self.reduced)
+        drawing = CallDrawing(self.steps, node, call, known, 0 if self.part(node) else self.axis, self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
         for t, value in zip(call.results, several(made), strict=False):

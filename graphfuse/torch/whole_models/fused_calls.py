@@ -24,7 +24,6 @@ from graphfuse.torch.fusion.report import Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose
-from graphfuse.torch.regions.arrangement import Arrangement
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.operator import RegionOperator
@@ -216,7 +215,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         s if isinstance(s := found.sources[node], int) else of.calls.given + of.members.index(s) for node in inputs
     ]
     made = [region.outputs.index(node) for node in _returned(found, region)]
-    arrangements = tuple(map(Arrangement.seen, (*inputs, *region.outputs), region.tensors, region.orders))
+    arrangements = tuple(map(_arrangement, (*inputs, *region.outputs), region.tensors, region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made
     return Way(
         "",
@@ -227,7 +226,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         found.autocasts,
         columns,
         any(is_op(node, "view") for node in found.graph.nodes),
-        not all(one.is_plain for one in arrangements),
+        any(arrangements),
     )
 
 
@@ -270,22 +269,46 @@ def _untrainable(region: TorchRegion) -> str:
     return graphs.why_untrainable(rows, packed_stride(rows), (True,) * len(graphs.differentiable), str(EMULATOR))
 
 
+@dataclass(frozen=True)
+class _Arrangement:
+    """Layout that a program sees a tensor in, as ``replace.Arrangement`` has it for graphs. groups: number and columns
+    of the parts that a row is viewed as, if it is. order: of its dimensions then; back: of the program's."""
+
+    groups: tuple[int, ...]
+    order: tuple[int, ...]
+    back: tuple[int, ...]
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        return (t.unflatten(-1, self.groups) if self.groups else t).permute(self.order)
+
+    def undone(self, t: torch.Tensor) -> torch.Tensor:
+        t = t.permute(self.back)
+        return t.flatten(-2) if self.groups else t
+
+
+def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
+    """The layout of a node in a region; None for one that is as it is."""
+    groups = tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else ()
+    if not groups and [*order] == sorted(order):
+        return None
+    return _Arrangement(groups, tuple(order), tuple(map(order.index, range(len(order)))))
+
+
 def _run(
     program: Program,
     given_count: int,
     places: Sequence[int],
-    arrangements: Sequence[Arrangement],
+    arrangements: Sequence[_Arrangement | None],
     made: Sequence[int],
 ) -> Callable[..., object]:
     """Function of full tensors and parameters, so many together. places: of those that the program is given.
     arrangements: of these, and of results. made: numbers of the results that are returned."""
     run, count = RegionOperator.of(program.text).run, len(places)
-    if len(made) == 1 and all(one.is_plain for one in arrangements):
+    if not any(arrangements) and len(made) == 1:
         if [*places] == [*range(given_count)]:
             return run
         return lambda *given: run(*[given[place] for place in places])
-    views = [None if one.is_plain else one for one in arrangements]
-    read, returned = [*zip(places, views[:count], strict=True)], [(n, views[count + n]) for n in made]
+    read, returned = [*zip(places, arrangements[:count], strict=True)], [(n, arrangements[count + n]) for n in made]
 
     def arranged(*given):
         results = run(*[given[n] if one is None else one.of(given[n]) for n, one in read])

@@ -1,0 +1,90 @@
+"""Elements over one value of a row or tensor: every quotient is IEEE's, whatever the two are; and clamps behind it."""
+
+import math
+
+import pytest
+import torch
+
+from graphfuse import data_type, reduction_mode
+from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.rows.program import DIVISOR, QUOTIENT
+from support import graphs
+from support.emulation import Planned
+from support.graphs import BF16, FLOAT
+
+COLUMNS = 96
+BIGGEST = torch.finfo(torch.float32).max
+DIVISORS = [0.02, 3.0, 1 / 3, -0.02, 0.0, -0.0, math.inf, math.nan, 2.0**-62, 2.0**-63, 2.0**23, 2.0**24, 1e-40, 1e38]
+ODD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 2.0**-102, 2.0**-103, 2.0**64, 2.0**65, BIGGEST]
+
+
+def dividends(kind: str) -> torch.Tensor:
+    """One row. Of "normal" ones all quotients are made by the reciprocal."""
+    source = graphs.generator("cpu", 5)
+    x = torch.randn(COLUMNS, generator=source) * torch.randint(-60, 60, (COLUMNS,), generator=source).float().exp2()
+    x[7] = 0.0
+    if kind == "odd":
+        x[: len(ODD)] = torch.tensor(ODD)
+    return x
+
+
+def steps(planned: Planned) -> list[str]:
+    return [step.op_name for step in planned.part.facts.program.steps]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("kind", ["normal", "odd"])
+@pytest.mark.parametrize("divisor", ["a row's", "the tensor's", "across"])
+def test_quotients(divisor, kind):
+    x = dividends(kind).expand(len(DIVISORS), -1).contiguous()
+    by = torch.tensor(DIVISORS)[:, None]
+    for n in range(len(DIVISORS)) if divisor == "the tensor's" else [slice(None)]:
+        given, over = (x[:1], by[n : n + 1].clone()) if divisor == "the tensor's" else (x, by)
+        g = graphs.new(device="emulator")
+        stride = (1, len(given)) if divisor == "across" else None
+        a = g.tensor([*given.shape], stride, data_type=FLOAT, name="a")
+        b = g.tensor([*over.shape], data_type=FLOAT, name="b")
+        total = g.reduction(a, mode=reduction_mode.MAX).set_dim([len(given), 1])
+        y = g.div(a, b).set_output().set_name("y").set_data_type(FLOAT)
+        total.set_output().set_name("total").set_data_type(FLOAT)
+        y.set_stride(a.get_stride())
+        a_given = given.t().contiguous().t() if divisor == "across" else given
+        pack = {"a": a_given, "b": over, "y": torch.empty_like(a_given), "total": torch.empty(len(given), 1)}
+        planned = Planned(g, pack)
+        assert {DIVISOR, QUOTIENT} <= {*steps(planned)}
+        planned.run()
+        want = given / over
+        same = (pack["y"].contiguous().view(torch.int32) == want.view(torch.int32)) | (want.isnan() & pack["y"].isnan())
+        assert same.all(), (given.expand_as(same)[~same], over.expand_as(same)[~same])
+
+
+@pytest.mark.emulate
+def test_a_quotient_of_rounded_values_that_is_clamped():
+    """As FP8 is made: three roundings in a row, of which the bounds' change nothing; NaN stays."""
+    x = dividends("odd")[None].bfloat16()
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    a = g.tensor([1, COLUMNS], data_type=BF16, name="a")
+    b = g.tensor([1, COLUMNS], data_type=BF16, name="b")
+    over = g.reduction(b, mode=reduction_mode.MAX).set_dim([1, 1])
+    value = g.div(g.mul(a, 3.0).set_data_type(BF16), over).set_data_type(BF16)
+    for bound, compare in ((-448.0, g.cmp_lt), (448.0, g.cmp_gt)):
+        value = g.binary_select(bound, value, compare(value, bound)).set_data_type(BF16)
+    value.set_output().set_name("y").set_data_type(data_type.BFLOAT16)
+    pack = {"a": x, "b": torch.linspace(-1, 0.7, COLUMNS)[None].bfloat16(), "y": torch.empty_like(x)}
+    planned = Planned(g, pack, ByRowKnobs(32, 64))
+    assert not {"cmp_lt", "cmp_gt", "binary_select"} & {*steps(planned)}
+    rounded = [step for step in planned.part.facts.program.steps if step.rounded is not None]
+    assert [step.op_name for step in rounded if step.exact] == ["max"] and len(rounded) == 3
+    planned.run()
+    want = (x * 3.0 / pack["b"].amax()).clamp(-448, 448)
+    torch.testing.assert_close(pack["y"], want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bound", [0.0, -0.0, math.nan])
+def test_a_bound_that_comparing_treats_otherwise_is_compared_with(bound):
+    g = graphs.new(device="emulator")
+    a = g.tensor([1, COLUMNS], data_type=FLOAT, name="a")
+    total = g.reduction(a, mode=reduction_mode.ADD).set_dim([1, 1])
+    x = g.mul(a, total)
+    g.binary_select(bound, x, g.cmp_lt(x, bound)).set_output().set_name("y").set_data_type(FLOAT)
+    assert "binary_select" in steps(Planned(g, {}))
