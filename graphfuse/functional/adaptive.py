@@ -1,8 +1,6 @@
 """Layer norm with a scale and a shift per sample, alone and after a gated residual sum, as in diffusion
 transformers."""
 
-from collections.abc import Callable, Sequence
-
 import torch
 
 from graphfuse.functional.declaration import Variant
@@ -19,23 +17,17 @@ def modulated(d: DrawnGraph, normal: Tensor) -> Tensor:
     return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def added(x: str, total: str, y: str, statistics: Sequence[str] = ()) -> Callable[[DrawnGraph], None]:
-    """Draws the gated residual sum and its norm. x, total, y: what the arguments are called. statistics: as of
-    ``DrawnGraph.norm``."""
-
-    def draw(d: DrawnGraph) -> None:
-        summand = d.graph.mul(d[x], d["gate"]) if "gate" in d else d[x]
-        summed = d.store_read(total, d.graph.add(summand, d["residual"]))
-        d.store(y, modulated(d, d.norm(summed, None, centred=True, statistics=statistics)))
-
-    return draw
+def _added(d: DrawnGraph) -> None:
+    summand = d.graph.mul(d["input"], d["gate"]) if "gate" in d else d["input"]
+    summed = d.store_read("residual_out", d.graph.add(summand, d["residual"]))
+    d.store("out", modulated(d, d.norm(summed, None, centred=True)))
 
 
 _PLAIN = Variant(
     (INPUT, _SCALE, _SHIFT, OUT), lambda d: d.store("out", modulated(d, d.norm(d["input"], None, centred=True)))
 )
 _GATE = TensorParameter("gate", FLOATS, samples("input"), optional=True)
-_ADDED = Variant((INPUT, SUMMAND, _SCALE, _SHIFT, _GATE, OUT, RESIDUAL_OUT), added("input", "residual_out", "out"))
+_ADDED = Variant((INPUT, SUMMAND, _SCALE, _SHIFT, _GATE, OUT, RESIDUAL_OUT), _added)
 
 
 @function(_PLAIN, "out")

@@ -10,7 +10,7 @@ from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 
-NUMBERS = frozenset({"eps", "share", "next_eps", "factor"})
+NUMBERS = frozenset({"eps", "share"})
 """Parameters that are numbers, passed by value: calls that differ in them share a problem."""
 
 

@@ -102,34 +102,28 @@ class DrawnGraph:
         """The argument `name`, or it + 1; None where it is left out."""
         return self.graph.add(self[name], 1.0) if zero_centred and name in self else self.get(name)
 
-    def is_of_heads(self, name: str = "weight") -> bool:
-        """True if the argument `name` is given, with other values for each head: norms along the axes that it varies
-        along would take heads together."""
-        return name in self and len(self.layouts[name].shape) > 1
-
     def norm(
         self,
         x: Tensor,
-        weight: str | Tensor | None = "weight",
+        weight: str | None = "weight",
         *,
         centred: bool = False,
         zero_centred: bool = False,
         rounded: str | None = None,
-        eps: str = "eps",
         statistics: Sequence[str] = (),
     ) -> Tensor:
         """RMSNorm of x, or layer norm where it is centred, times the argument `weight` or it + 1, plus the argument
         "bias", where these are given.
 
-        weight: its name, or what it was drawn as; None for 1 and no bias. rounded: the argument to whose type the norm
-        is rounded before it is multiplied. statistics: the arguments that get the numbers of each row, which the
-        training phase makes, where there are such arguments.
+        weight: its name; None for 1 and no bias. rounded: the argument to whose type the norm is rounded before it is
+        multiplied. statistics: the arguments that get the numbers of each row, which the training phase makes, where
+        there are such arguments.
         """
-        named = isinstance(weight, str)
-        scale, bias = (self.weight(weight, zero_centred), self.get("bias")) if named else (weight, None)
-        apart = scale is not None and (rounded or self.is_of_heads(weight if named else "weight"))
+        scale, bias = (None, None) if weight is None else (self.weight(weight, zero_centred), self.get("bias"))
+        # A norm along the axes that a weight of heads varies along would take heads together.
+        apart = scale is not None and (rounded or len(self.layouts[weight].shape) > 1)
         training = any(name in self for name in statistics)
-        y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, eps, training)
+        y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, training)
         for name, t in zip(statistics, made, strict=True) if training else ():
             self.store(name, t)
         return self.scaled(y, scale, bias, rounded) if apart else y
@@ -142,12 +136,12 @@ class DrawnGraph:
 
     def training_norm(self, x: Tensor) -> list[Tensor]:
         """RMSNorm of x, and the inverse RMS of each row."""
-        return self._norm(x, None, None, False, "eps", True)
+        return self._norm(x, None, None, False, True)
 
-    def _norm(self, x: Tensor, scale: Tensor | None, bias: Tensor | None, centred: bool, eps: str, training: bool):
+    def _norm(self, x: Tensor, scale: Tensor | None, bias: Tensor | None, centred: bool, training: bool):
         op = self.graph.layernorm if centred else self.graph.rmsnorm
         phase = norm_forward_phase.TRAINING if training else norm_forward_phase.INFERENCE
-        return op(x, scale=scale, epsilon=self.number(eps), bias=bias, norm_forward_phase=phase)
+        return op(x, scale=scale, epsilon=self.number("eps"), bias=bias, norm_forward_phase=phase)
 
     def by_rows(self, values: Tensor, mode: reduction_mode = reduction_mode.ADD) -> Tensor:
         """A number for each row of the first argument."""

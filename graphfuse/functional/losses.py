@@ -45,32 +45,26 @@ def draw_loss(d: DrawnGraph, options: Mapping[str, object]) -> None:
         d.store("logsumexp", logsumexp, of_rows=True)
 
 
-def loss_variant(*arguments: TensorParameter) -> Variants:
-    """Cross entropy. arguments: tensors by the names input, target, loss, logsumexp, the last of which may be left
-    out."""
-
-    return Variants(lambda options: Variant(arguments, lambda d: draw_loss(d, options)))
-
-
-def gradient_variant(*arguments: TensorParameter) -> Variants:
-    """The gradient of cross entropy. arguments: tensors by the names input, target, logsumexp, dinput, and grad, that
-    of the loss."""
-
-    def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
-        dloss, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
-        d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
-
+def variants(draw: Callable[[DrawnGraph, Mapping[str, object]], None], *arguments: TensorParameter) -> Variants:
+    """Variants of what is drawn for the values of OPTIONS. arguments: as of ``Variant``."""
     return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
 
 
+def _draw_gradient(d: DrawnGraph, options: Mapping[str, object]) -> None:
+    dloss, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
+    d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
+
+
 _ROW = each_row("input")
-_LOSS = loss_variant(
+_LOSS = variants(
+    draw_loss,
     INPUT,
     TARGET,
     TensorParameter("loss", FLOAT, _ROW, written=True, new=torch.float32),
     TensorParameter("logsumexp", FLOAT, _ROW, written=True, new=torch.float32),
 )
-_GRADIENT = gradient_variant(
+_GRADIENT = variants(
+    _draw_gradient,
     INPUT,
     TARGET,
     TensorParameter("logsumexp", FLOAT, _ROW),

@@ -8,20 +8,23 @@ from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, rows
+from graphfuse.op_graph.tensor import Tensor
 
 _PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch.float32)
 
 
-def _normalize(d: DrawnGraph) -> None:
-    g, x = d.graph, d["input"]
+def of_unit_length(d: DrawnGraph, x: Tensor) -> Tensor:
+    """x by the length of each row, which an argument of that name gets as well."""
     length = d.by_rows(x, reduction_mode.NORM2)
-    d.store("out", g.div(x, g.max(length, d.number("eps"))))
+    if "length" in d:
+        d.store("length", length)
+    return d.graph.div(x, d.graph.max(length, d.number("eps")))
 
 
 _SOFTMAX = Variant((INPUT, OUT), lambda d: d.store("out", d.graph.softmax(d["input"])))
 _LOG_SOFTMAX = Variant((INPUT, OUT), lambda d: d.store("out", d.graph.log_softmax(d["input"])))
 _LOGSUMEXP = Variant((INPUT, _PER_ROW), lambda d: d.store("out", d.graph.logsumexp(d["input"])))
-_NORMALIZE = Variant((INPUT, OUT), _normalize)
+_NORMALIZE = Variant((INPUT, OUT), lambda d: d.store("out", of_unit_length(d, d["input"])))
 
 
 @function(_SOFTMAX, "out")
@@ -38,7 +41,7 @@ def softmax(
     input: (..., columns), bfloat16, float16 or float32, any strides. out: of input's shape, any strides; of these
     types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default: input's
     type, newly allocated. enable_pdl and errors as of ``rmsnorm``. Returns out, which has no gradient:
-    ``graphfuse.torch.operators.softmax`` has one.
+    ``graphfuse.torch.softmax`` has one.
     """
 
 

@@ -88,7 +88,7 @@ def test_found(function, samples, how):
     graph, arguments = recorded(function, tensors, how)
     found, left = pairs(graph)
     assert len(found) == (2 if function is two_layers else 1) and not left
-    rotated.put(graph, found)
+    rotated.replace(graph, found)
     assert [str(n.target) for n in called(graph)] == ["graphfuse.differentiable_qk_norm_rope.default"] * len(found)
     assert sum("arange" in str(n.target) for n in graph.graph.nodes) == 1  # one table for all
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_found(function, samples, how):
 def test_float32():
     tensors = given(FULL)
     graph, arguments = recorded(norm_first, tensors)
-    rotated.put(graph, pairs(graph)[0])
+    rotated.replace(graph, pairs(graph)[0])
     for got, want in zip(graph(*arguments), norm_first(*tensors), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 

@@ -240,6 +240,28 @@ def test_gradients_of_a_graph_that_was_rewritten(how):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+KERNELS = [
+    (rounded_then_gate, lambda: given("xrw", HALF)),
+    (of_gated, lambda: given("xrw", HALF)),
+    (lambda x, r, w, b: (lambda total: (llama(total, b), total))(r + llama(x, w)), lambda: given("xrwb", HALF)),
+    (lambda x, w: F.silu(wan(x, w)), lambda: (video(HALF, torch.channels_last_3d), scales(HALF, 1, 1, 1))),
+]
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize(("function", "tensors"), KERNELS)
+def test_one_kernel_each_way_on_the_emulator(function, tensors, kernels):
+    tensors = [t.requires_grad_() for t in tensors()]
+    _, found, call = replaced(function, tensors)
+    assert len(found) == 1
+    made, want = call(tensors), as_tuple(function(*tensors))
+    outer = [torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).to(HALF) for y in want]
+    for a, b in zip(*((*ys, *torch.autograd.grad(ys, tensors, outer)) for ys in (made, want)), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    assert kernels == {"region_training": [True], "region_backward": [True]}
+
+
 def test_what_the_second_weight_needs_is_made_first():
     def function(x, r, w):
         total = r + llama(x, w)

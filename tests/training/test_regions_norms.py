@@ -1,5 +1,5 @@
 """Norms in every spelling, as regions: the ops that they become, and kernels like those of the operators for them, line
-by line, with gradients, too. Gates, groups of rows and norms along channels, too."""
+by line, with gradients, too. Gates, groups of rows and norms along channels are held against graphs drawn by hand."""
 
 import re
 from collections import Counter
@@ -17,6 +17,7 @@ from graphfuse.torch.regions import choose
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.spelled_norms import with_norms
+from support.drawn_norms import GatedNorm, NormAddNorm, UnitNorm
 from support.traces import FULL, given, recorded
 from training import test_regions_gates as gated
 from training import test_regions_spellings as spelled
@@ -110,41 +111,48 @@ def test_the_kernel_is_that_of_the_operator(function, names, dtype, operator):
     held_against(function, tensors, called_by(names, tensors), operator)
 
 
+def variants(operator):
+    """Graphs of an operator, by its name, or of what is drawn by hand: inference, training, gradients."""
+    if isinstance(operator, str):
+        return [FUNCTIONS[f"graphfuse::{operator}{step}"].variant({}) for step in ("", "_training", "_backward")]
+    return operator.inference, operator.training, operator.backward
+
+
 def held_against(function, tensors, of_operator, operator):
     region, read = region_of(function, tensors)
     graphs = RegionGraphs.of(region.program.text)
-    assert lines(graphs.inference, read) == lines(FUNCTIONS[f"graphfuse::{operator}"].variant({}), of_operator)
+    assert lines(graphs.inference, read) == lines(variants(operator)[0], of_operator)
     norms = [step for step in region.program.steps if step.op in ("rmsnorm", "layernorm")]
     assert len(graphs.statistics) == sum(1 + (step.op == "layernorm") for step in norms)
 
 
 GATED = [
-    (gated.rounded_then_gate, "llama_rms_norm_times_silu"),
-    (gated.gate_at_once, "rms_norm_times_sigmoid"),
-    (gated.zero_centred_gate, "gemma_rms_norm_times_silu"),
-    (gated.of_gated, "llama_rms_norm_of_gated"),
-    (gated.gated_groups, "llama_rms_norm_of_gated"),
-    (gated.weighted_groups, "rms_norm_times_silu"),
+    (gated.rounded_then_gate, GatedNorm(rounded=True)),
+    (gated.gate_at_once, GatedNorm(sigmoid=True)),
+    (gated.zero_centred_gate, GatedNorm(zero_centred=True)),
+    (gated.of_gated, GatedNorm(gate_first=True, rounded=True)),
+    (gated.gated_groups, GatedNorm(gate_first=True, rounded=True)),
+    (gated.weighted_groups, GatedNorm()),
 ]
 
 
 def of_gate(function, tensors):
-    """What the operator is given: of groups of rows these, and a weight for each."""
+    """What the norm is given: of groups of rows these, and a weight for each."""
     if function in (gated.gated_groups, gated.weighted_groups):
         tensors = [t.view(*t.shape[:-1], 4, 16) for t in tensors]
     return dict(zip(("x", "gate", "weight"), tensors, strict=True))
 
 
-@pytest.mark.parametrize(("function", "operator"), GATED)
-def test_the_kernel_of_a_gated_norm_is_that_of_the_operator(function, operator):
+@pytest.mark.parametrize(("function", "drawn"), GATED)
+def test_the_kernel_of_a_gated_norm_is_as_drawn_by_hand(function, drawn):
     tensors = given("xrw", HALF)
-    held_against(function, tensors, of_gate(function, tensors), operator)
+    held_against(function, tensors, of_gate(function, tensors), drawn)
 
 
 SIDES = [
-    (gated.llama, "llama_rms_norm_add_norm"),
-    (gated.plain, "rms_norm_add_norm"),
-    (gated.gemma, "gemma_rms_norm_add_norm"),
+    (gated.llama, NormAddNorm(rounded=True)),
+    (gated.plain, NormAddNorm()),
+    (gated.gemma, NormAddNorm(zero_centred=True)),
 ]
 
 
@@ -160,26 +168,25 @@ def of_sides(tensors):
     return dict(zip(("x", "residual", "weight", "next_weight"), tensors, strict=True))
 
 
-@pytest.mark.parametrize(("norm", "operator"), SIDES)
-def test_the_kernel_of_both_sides_of_a_sum_is_that_of_the_operator(norm, operator):
+@pytest.mark.parametrize(("norm", "drawn"), SIDES)
+def test_the_kernel_of_both_sides_of_a_sum_is_as_drawn_by_hand(norm, drawn):
     tensors = given("xrwb", HALF)
-    held_against(on_both_sides(norm), tensors, of_sides(tensors), operator)
+    held_against(on_both_sides(norm), tensors, of_sides(tensors), drawn)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
-@pytest.mark.parametrize(
-    ("function", "operator"), [(gated.by_hand, "rounded_unit_norm_rows"), (gated.in_full, "unit_norm_rows")]
-)
-def test_kernels_along_channels_select_what_those_of_operators_clamp(function, operator, layout):
-    """That is one number a row: with torch's gradient where it is the limit."""
+@pytest.mark.parametrize(("function", "drawn"), [(gated.by_hand, UnitNorm(rounded=True)), (gated.in_full, UnitNorm())])
+def test_kernels_along_channels_are_as_drawn_by_hand_but_for_the_limit(function, drawn, layout):
+    """The limit is one number a row. A rounded length is selected, not clamped; one that is not is rounded behind the
+    quotient in a line of its own."""
     x, w = gated.video(HALF, layout), gated.scales(HALF, 1, 1, 1)
     region, read = region_of(function, (x, w))
-    of_operator = {"x": x.movedim(1, -1), "weight": w.flatten()}
-    want = lines(FUNCTIONS[f"graphfuse::{operator}"].variant({}), of_operator)
+    want = lines(drawn.inference, {"x": x.movedim(1, -1), "weight": w.flatten()})
     got = lines(RegionGraphs.of(region.program.text).inference, read)
-    assert got.total() - want.total() in (3, 4)  # the fourth rounds behind the quotient
+    selected, clamped = "v2 <=? s.s0 [?] 1.0f : 0.0f", r"gf::max\(s.s0, v2\)"  # the first by the version of torch
+    assert got.total() - want.total() in ((3, 4) if drawn.rounded else (1, 3, 4))
     assert any("gf::max(v2, s.s0)" in line for line in want - got)
-    assert any(re.search("v2 <=? s.s0 [?] 1.0f : 0.0f", line) for line in got - want)  # by the version of torch
+    assert any(re.search(selected if drawn.rounded else f"{selected}|{clamped}", line) for line in got - want)
 
 
 ROUNDED = "const float v = gf::rounded<gf::bf16>(v);"
@@ -203,18 +210,17 @@ def test_the_kernels_with_gradients_are_those_of_the_operator(function, names, d
     held_with_gradients(function, tensors, called_by(names, tensors), operator, roundings)
 
 
-@pytest.mark.parametrize(("function", "operator"), GATED)
-def test_the_kernels_of_gated_norms_with_gradients_are_those_of_the_operator(function, operator):
+@pytest.mark.parametrize(("function", "drawn"), GATED)
+def test_the_kernels_of_gated_norms_with_gradients_are_as_drawn_by_hand(function, drawn):
     tensors = given("xrw", HALF)
-    roundings = operator.startswith("llama") + (operator == "llama_rms_norm_times_silu")
-    held_with_gradients(function, tensors, of_gate(function, tensors), operator, roundings)
+    roundings = drawn.rounded + (drawn.rounded and not drawn.gate_first)
+    held_with_gradients(function, tensors, of_gate(function, tensors), drawn, roundings)
 
 
-@pytest.mark.parametrize(("norm", "operator"), SIDES)
-def test_the_kernels_of_both_sides_with_gradients_are_those_of_the_operator(norm, operator):
+@pytest.mark.parametrize(("norm", "drawn"), SIDES)
+def test_the_kernels_of_both_sides_with_gradients_are_as_drawn_by_hand(norm, drawn):
     tensors = given("xrwb", HALF)
-    roundings = 2 * operator.startswith("llama")
-    held_with_gradients(on_both_sides(norm), tensors, of_sides(tensors), operator, roundings)
+    held_with_gradients(on_both_sides(norm), tensors, of_sides(tensors), drawn, 2 * drawn.rounded)
 
 
 def held_with_gradients(function, tensors, of_operator, operator, roundings):
@@ -231,7 +237,7 @@ def trained(function, tensors, of_operator, operator):
     """Lines of the kernels of the training forward and of all gradients: of the region, and of the operator."""
     region, read = region_of(function, tensors)
     graphs = RegionGraphs.of(region.program.text)
-    own = [FUNCTIONS[f"graphfuse::{operator}_{phase}"].variant({}) for phase in ("training", "backward")]
+    own = variants(operator)[1:]
     found = []
     for (forward, backward), inputs in (((graphs.training, graphs.backward), read), (own, of_operator)):
         made = tensors_of(forward, inputs)

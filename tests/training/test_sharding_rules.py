@@ -60,9 +60,7 @@ def test_what_is_added_up_is_said_of_every_result_without_rows():
     """One that is not cannot be split. Gradients of parameters, and nothing else so far, are made over rows."""
     for rule in sharding.rules():
         results = {a.name for a in FUNCTIONS[f"graphfuse::{rule.name}"].arguments if a.written}
-        parameters = {"dweight", "dnext_weight", "dbias", "dscale", "dshift"}
-        # The gate of a residual sum is one of each sample, other gates have rows.
-        made_over_rows = results & (parameters | {"dgate"} if "ada_layer_norm" in rule.name else parameters)
+        made_over_rows = results & {"dweight", "dbias", "dscale", "dshift"}
         assert dict(rule.added) == dict.fromkeys(made_over_rows, "sum"), rule.name
         # Scales in tiles, and caches with slots of any row.
         assert rule.rows == (rule.name not in ("add_rmsnorm_fp4quant_both_layouts", "qk_norm_rope_cache"))

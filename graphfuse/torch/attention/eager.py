@@ -20,10 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.attention.sinks import NAME, TYPES, attention_with_sinks
-from graphfuse.torch.fusion import interpreter, surroundings
+from graphfuse.torch.fusion import surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.source import syntax_tree
+from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
@@ -61,7 +63,7 @@ def recognized(module: torch.nn.Module) -> Attended | Refused | None:
         return found
     try:
         own = own_forward(type(module))
-    except interpreter.ForwardDeclined as why:
+    except ForwardDeclined as why:
         return Refused(f"attention: {why}")
     if _reads_more(eager):
         return Refused("attention: its function reads more arguments than a scale and dropout")
@@ -84,8 +86,8 @@ def _reads_more(eager: FunctionType) -> bool:
     if {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}:
         return True
     try:
-        body = interpreter.body(eager)
-    except interpreter.ForwardDeclined:  # without a source
+        body = syntax_tree(eager)
+    except ForwardDeclined:  # without a source
         return True
     return any(isinstance(node, ast.Name) and node.id in rest for node in ast.walk(body))
 
@@ -93,7 +95,7 @@ def _reads_more(eager: FunctionType) -> bool:
 def _decides(eager: FunctionType) -> bool:
     """True if a function decides by something else than whether there is a mask."""
     kinds = ast.If | ast.IfExp | ast.While
-    tests = (node.test for node in ast.walk(interpreter.body(eager)) if isinstance(node, kinds))
+    tests = (node.test for node in ast.walk(syntax_tree(eager)) if isinstance(node, kinds))
     return any(ast.unparse(test) not in _DECIDED for test in tests)
 
 
@@ -153,14 +155,7 @@ def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> 
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
     function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
     function.__kwdefaults__ = own.function.__kwdefaults__
-
-    def forward(self, *given, **named):
-        if own.is_changed(self, named) or not is_dynamo_compiling() and _differ(theirs, read):
-            return type(self).forward(self, *given, **named)
-        return function(self, *given, **named)
-
-    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
-    return forward
+    return own.replaced(function, lambda module: is_dynamo_compiling() or not _differ(theirs, read))
 
 
 def _differ(names: Mapping[str, object], read: Mapping[str, object]) -> bool:

@@ -25,7 +25,8 @@ from graphfuse.torch.attention.operator import (
 )
 from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
-from graphfuse.torch.fusion.meaning import KEYS, called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.meaning import called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.new_nodes import permuted
 from graphfuse.torch.fusion.surroundings import Regions
 
 NAME = "scaled_dot_product_attention"
@@ -241,11 +242,7 @@ def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[Repeated]) -> A
     given = call.given | {"enable_gqa": True}
     with graph.inserting_before(call.node):
         for name, one in zip(("key", "value"), pair, strict=True):
-            given[name] = one.source
-            if one.order != tuple(range(len(one.order))):
-                given[name] = graph.call_method("permute", (one.source, one.order))
-                for key in one.source.meta.keys() & {*KEYS}:
-                    given[name].meta[key] = one.source.meta[key].permute(one.order)
+            given[name] = permuted(graph, one.source, one.order)
     return replace(call, given=given)
 
 

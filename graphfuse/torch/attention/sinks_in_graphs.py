@@ -28,6 +28,7 @@ from graphfuse.torch.fusion.meaning import (
     exact,
     is_changed,
     is_op,
+    joined,
     number,
     operands,
     permutation,
@@ -35,6 +36,7 @@ from graphfuse.torch.fusion.meaning import (
     unviewed,
     value,
 )
+from graphfuse.torch.fusion.new_nodes import put
 from graphfuse.torch.fusion.report import Entry
 
 _aten = torch.ops.aten
@@ -146,11 +148,8 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
             return None
         source, casts = _cast_of(whole)
         inner = [*inner, *casts, *largest[1]]
-    found = is_op(source, "cat")
-    if found is None or value(source) is None or value(source).dim() != 4:
-        return None
-    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
-    if dim not in (-1, 3) or len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
+    parts = joined(source)
+    if len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
         return None
     return (*parts, [*inner, source]) if same(value(parts[1]).shape[-1], 1) else None
 
@@ -409,9 +408,9 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
     out, kind = found.out, dtype(found.out)
     q, k, v = (new.get(t, t) for t in (found.q, found.k, found.v))
     with graph.inserting_before(out):
-        k = _made(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
-        tensors = [t if dtype(t) is kind else _made(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
-        sinks = found.sinks if value(found.sinks).dim() == 1 else _made(graph, _aten.reshape.default, found.sinks, [-1])
+        k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
+        tensors = [t if dtype(t) is kind else put(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
+        sinks = found.sinks if value(found.sinks).dim() == 1 else put(graph, _aten.reshape.default, found.sinks, [-1])
         mask = _as_given(graph, found.mask) if allowed is None else None
         call: Callable[..., object] = getattr(torch.ops.graphfuse, NAME).default
         options = (
@@ -437,14 +436,4 @@ def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
     """attn_mask of the operator."""
     if mask is None or not mask.is_inverted:
         return mask and mask.node
-    return _made(graph, _aten.logical_not.default, mask.node)
-
-
-def _made(graph: Graph, target: Callable[..., object], source: Node, *given: object) -> Node:
-    """A node of one of aten's operations, with what it would make."""
-    node = graph.call_function(target, (source, *given))
-    for key in KEYS:
-        if key in source.meta:
-            with torch.no_grad():
-                node.meta[key] = target(source.meta[key], *given)
-    return node
+    return put(graph, _aten.logical_not.default, mask.node)

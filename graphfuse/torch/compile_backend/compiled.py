@@ -102,7 +102,7 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, around)]
     attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
     pairs, left = rotation.pairs(module.graph, around)
-    rotated.put(module, pairs)
+    rotated.replace(module, pairs)
     attended += [entry for pair in pairs for entry in _of_pair(pair)]
     verdicts, unusable = regions_of.replace_in(module, declines)
     others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())

@@ -13,6 +13,7 @@ from graphfuse.torch.fusion import cost, surroundings
 from graphfuse.torch.fusion.cost import Judged
 from graphfuse.torch.fusion.meaning import KEYS, called, exact, is_changed, is_op, value
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes
+from graphfuse.torch.fusion.new_nodes import put, record
 
 NAME = "cross_entropy_loss"
 _REDUCTIONS = ("none", "mean", "sum")
@@ -100,42 +101,26 @@ def _taken(one: Loss) -> TakenNodes:
 
 
 def _replace(graph: Graph, one: Loss) -> None:
-    loss, numbers = value(one.node), value(one.target)
+    aten, loss = torch.ops.aten, value(one.node)
     with graph.inserting_before(one.node):
         logits = one.logits
         if one.viewed is not None:
             cast = one.viewed.args[0]
             logits = graph.node_copy(one.viewed, lambda node: one.logits if node is cast else node)
-            rows = value(one.viewed)
-            logits.meta.update(
-                {k: rows.new_empty(rows.shape, dtype=value(one.logits).dtype) for k in KEYS if k in logits.meta}
-            )
+            kind = value(one.logits).dtype
+            record(logits, one.viewed, lambda rows: rows.new_empty(rows.shape, dtype=kind))
         operator = getattr(torch.ops.graphfuse, NAME).default
-        arguments = (logits, one.target, one.ignore_index, one.label_smoothing, 0.0)
-        made = _made(graph, operator, arguments, one.node, numbers.new_empty(numbers.shape, dtype=torch.float32))
+        made = graph.call_function(operator, (logits, one.target, one.ignore_index, one.label_smoothing, 0.0))
+        record(made, one.target, lambda numbers: numbers.new_empty(numbers.shape, dtype=torch.float32))
         if one.reduction != "none":
-            made = _made(graph, torch.ops.aten.sum.default, (made,), one.node)
+            made = put(graph, aten.sum.default, made)
         if one.reduction == "mean":
-            counted = _made(graph, torch.ops.aten.ne.Scalar, (one.target, one.ignore_index), one.node)
-            count = _made(graph, torch.ops.aten.sum.default, (counted,), one.node)
-            made = _made(graph, torch.ops.aten.div.Tensor, (made, count), one.node)
+            counted = put(graph, aten.ne.Scalar, one.target, one.ignore_index)
+            made = put(graph, aten.div.Tensor, made, put(graph, aten.sum.default, counted))
         if loss.dtype is not torch.float32:
-            made = graph.call_function(torch.ops.aten.to.dtype, (made, loss.dtype))
+            made = graph.call_function(aten.to.dtype, (made, loss.dtype))
     made.meta.update({k: v for k, v in one.node.meta.items() if k in (*KEYS, "stack_trace")})
     one.node.replace_all_uses_with(made)
     for node in (one.node, one.viewed):
         if node is not None and not node.users:
             graph.erase_node(node)
-
-
-def _made(graph: Graph, target: object, args: tuple, like: Node, made: torch.Tensor | None = None) -> Node:
-    """A new node, with what it makes recorded as in the graph's others."""
-    node = graph.call_function(target, args)
-    if made is None:
-        given = [value(a) if isinstance(a, Node) else a for a in args]
-        with torch.no_grad():
-            made = target(*given)
-    for key in KEYS:
-        if key in like.meta:
-            node.meta[key] = made
-    return node

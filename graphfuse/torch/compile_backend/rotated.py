@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
 from graphfuse.torch.compile_backend.rotation import OPERATOR, Pair, Rotation
-from graphfuse.torch.fusion.meaning import KEYS, dtype, same, value
+from graphfuse.torch.fusion.meaning import dtype, same, value
+from graphfuse.torch.fusion.new_nodes import permuted, put, record
 from graphfuse.torch.regions.replace import erase_unread
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -20,7 +20,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Tables = dict[tuple[Node, Node], tuple[Node, Node]]
 
 
-def put(module: GraphModule, pairs: Sequence[Pair]) -> None:
+def replace(module: GraphModule, pairs: Sequence[Pair]) -> None:
     """Replaces pairs of this graph. What nobody reads any more goes."""
     graph, tables = module.graph, Tables()
     for pair in pairs:
@@ -44,8 +44,8 @@ def _put(graph: Graph, pair: Pair, table: Node, positions: Node) -> None:
     made = graph.call_function(call, (*tensors, *weights, table, of_tokens, pair.q.norm.eps, True))
     for i, (rotation, given) in enumerate(zip(both, tensors, strict=True)):
         result = graph.call_function(operator.getitem, (made, i))
-        result.meta |= {key: given.meta[key].new_empty(given.meta[key].shape) for key in KEYS if key in given.meta}
-        result = _permuted(graph, result, [_places(rotation).index(d) for d in range(len(rotation.order))])
+        record(result, given, lambda t: t.new_empty(t.shape))
+        result = permuted(graph, result, [_places(rotation).index(d) for d in range(len(rotation.order))])
         if "stack_trace" in rotation.out.meta:
             result.meta["stack_trace"] = rotation.out.meta["stack_trace"]
         rotation.out.replace_all_uses_with(result)
@@ -58,7 +58,7 @@ def _places(rotation: Rotation) -> list[int]:
 
 
 def _heads_last(graph: Graph, rotation: Rotation) -> Node:
-    return _permuted(graph, rotation.norm.x, [rotation.order[d] for d in _places(rotation)])
+    return permuted(graph, rotation.norm.x, [rotation.order[d] for d in _places(rotation)])
 
 
 def _weight(graph: Graph, rotation: Rotation) -> Node:
@@ -66,18 +66,16 @@ def _weight(graph: Graph, rotation: Rotation) -> Node:
     if not rotation.norm.from_one:
         return weight
     if dtype(weight) is not torch.float32:
-        weight = _made(graph, aten.to.dtype, weight, torch.float32)
-    return _made(graph, aten.add.Tensor, weight, 1.0)
+        weight = put(graph, aten.to.dtype, weight, torch.float32)
+    return put(graph, aten.add.Tensor, weight, 1.0)
 
 
 def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node]:
     """Cosines and sines of half a row of each token, and the numbers of the tokens' rows."""
     *tokens, columns = value(cos).shape
     with graph.inserting_before(behind.next):
-        halves = [_made(graph, aten.slice.Tensor, t, len(tokens), 0, columns // 2) for t in (cos, sin)]
-        joined = graph.call_function(aten.cat.default, (halves, -1))
-        joined.meta |= {key: cos.meta[key].new_empty(cos.meta[key].shape) for key in KEYS if key in cos.meta}
-        table = _made(graph, aten.view.default, joined, [-1, columns])
+        halves = [put(graph, aten.slice.Tensor, t, len(tokens), 0, columns // 2) for t in (cos, sin)]
+        table = put(graph, aten.view.default, put(graph, aten.cat.default, halves, -1), [-1, columns])
         extents = [_extent(graph, cos, d) for d in range(len(tokens))]
         count = extents[0]
         for extent in extents[1:]:
@@ -85,12 +83,8 @@ def _table(graph: Graph, cos: Node, sin: Node, behind: Node) -> tuple[Node, Node
         numbers = graph.call_function(
             aten.arange.default, (count,), {"dtype": torch.int64, "device": value(cos).device, "pin_memory": False}
         )
-        numbers.meta |= {
-            key: cos.meta[key].new_empty(cos.meta[key].shape[:-1], dtype=torch.int64).view(-1)
-            for key in KEYS
-            if key in cos.meta
-        }
-        return table, _made(graph, aten.view.default, numbers, extents)
+        record(numbers, cos, lambda t: t.new_empty(t.shape[:-1], dtype=torch.int64).view(-1))
+        return table, put(graph, aten.view.default, numbers, extents)
 
 
 def _for_all(graph: Graph, positions: Node, q: Node) -> Node:
@@ -99,29 +93,13 @@ def _for_all(graph: Graph, positions: Node, q: Node) -> Node:
     if all(map(same, value(positions).shape, wanted)):
         return positions
     extents = [_extent(graph, q, d) for d in range(len(wanted))]
-    return _made(graph, aten.clone.default, _made(graph, aten.expand.default, positions, extents))
+    return put(graph, aten.clone.default, put(graph, aten.expand.default, positions, extents))
 
 
 def _extent(graph: Graph, node: Node, dim: int) -> int | Node:
     found = value(node).shape[dim]
-    return found if isinstance(found, int) else _made(graph, aten.sym_size.int, node, dim)
+    return found if isinstance(found, int) else put(graph, aten.sym_size.int, node, dim)
 
 
 def _product(graph: Graph, a: int | Node, b: int | Node) -> int | Node:
-    return a * b if isinstance(a, int) and isinstance(b, int) else _made(graph, operator.mul, a, b)
-
-
-def _permuted(graph: Graph, node: Node, dims: list[int]) -> Node:
-    return node if dims == sorted(dims) else _made(graph, aten.permute.default, node, dims)
-
-
-def _made(graph: Graph, target: Callable[..., object], *given: object) -> Node:
-    """A node of one of aten's operations, with what it would make."""
-    node = graph.call_function(target, given)
-    found = list[Node]()
-    map_arg(given, found.append)
-    for key in KEYS:
-        if all(key in n.meta for n in found):
-            with torch.no_grad():
-                node.meta[key] = target(*map_arg(given, lambda n, key=key: n.meta[key]))
-    return node
+    return a * b if isinstance(a, int) and isinstance(b, int) else put(graph, operator.mul, a, b)

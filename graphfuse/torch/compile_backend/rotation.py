@@ -19,6 +19,7 @@ from graphfuse.torch.fusion.meaning import (
     exact,
     is_changed,
     is_op,
+    joined,
     number,
     operands,
     permutation,
@@ -196,11 +197,8 @@ def _parts(node: Node) -> tuple[Node, object, object, set[Node]] | None:
 
 def _turned(node: object) -> tuple[Node, set[Node]] | None:
     """The y of (-second half, first half), and the nodes that read it."""
-    found = is_op(node, "cat")
-    if found is None or value(node) is None:
-        return None
-    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
-    if len(parts) != 2 or dim not in (-1, value(node).dim() - 1):
+    parts = joined(node)
+    if len(parts) != 2:
         return None
     negated = is_op(parts[0], "neg")
     ends = [negated and _half(negated.get(0, "input")), _half(parts[1])]
@@ -296,11 +294,8 @@ def _has_pairs(node: object) -> bool:
             node = next(operands(found))[numbers.index(False)]
         else:
             node = found.args[0]
-    found = is_op(node, "cat")
-    if found is None:
-        return False
-    parts, dim = found.get(0, "tensors"), found.get(1, "dim", found.named.get("axis", 0))
-    return len(parts) == 2 and parts[0] is parts[1] and dim in (-1, value(node).dim() - 1)
+    parts = joined(node)
+    return len(parts) == 2 and parts[0] is parts[1]
 
 
 def _fit(q: Rotation, k: Rotation, order: Mapping[Node, int]) -> bool:

@@ -16,6 +16,7 @@ from graphfuse.torch.fusion.meaning import (
     dtype,
     is_op,
     same,
+    several,
     told,
     value,
     writes,
@@ -94,10 +95,9 @@ def passes_gradients(node: Node) -> bool:
 def reads(node: Node) -> bool:
     """True if a node reads the elements of what it is given: not its extents alone."""
     made = told(node)
-    made = made if isinstance(made, list | tuple) else (made,)
     if called(node).endswith("_like") or called(node).startswith("new_"):
         return False
-    return node.op == "output" or made == (None,) or any(isinstance(one, torch.Tensor) for one in made)
+    return node.op == "output" or made is None or any(isinstance(one, torch.Tensor) for one in several(made))
 
 
 def title(node: Node) -> str:

@@ -8,22 +8,22 @@ values, and calls of torch's operations and of plain functions, which are run in
 
 import ast
 import builtins
-import functools
 import inspect
-import linecache
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 
 import torch
 
-from graphfuse.torch.fusion.reads import SELF, Read, is_plain
+from graphfuse.torch.fusion.reads import SELF, is_plain
+from graphfuse.torch.fusion.source import syntax_tree
+from graphfuse.torch.fusion.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
 
 _DEPTH = 8
 _FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_BINARY = {
+_OPERATIONS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -32,8 +32,9 @@ _BINARY = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
     ast.MatMult: operator.matmul,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
-_UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
 _COMPARED = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -48,103 +49,6 @@ _COMPARED = {
 }
 _ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
 _OF_NUMBERS = frozenset({len, int, float, bool, abs, min, max, *(f for f in vars(math).values() if callable(f))})
-
-
-class ForwardDeclined(Exception):
-    """Why a function does not do the same in every call, as far as can be seen."""
-
-
-@dataclass(frozen=True)
-class Named:
-    """A function, a class, a Python module, or the module itself, by the way that it was read."""
-
-    value: object
-    root: object
-    path: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method of the module. root, path: by which it was read."""
-
-    function: FunctionType
-    root: object
-    path: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TensorMethod:
-    """A method of a symbol."""
-
-    symbol: object
-    name: str
-
-
-@dataclass(frozen=True)
-class Activation:
-    """A module that is new in each call, of a class that a table of transformers has."""
-
-    cls: type
-
-
-@dataclass(frozen=True)
-class Child:
-    """A module of the module, by its name."""
-
-    name: str
-
-
-class Domain:
-    """Meaning of symbols, and of what is done with them. reads: what was read, in order."""
-
-    symbols: type = object
-    facts: type | tuple[type, ...] = ()
-    """What is known of a symbol in this run alone: it decides nothing and counts nothing unless `settled` allows it."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        self.reads: dict[tuple[object, ...], Read] = {}
-
-    def record(self, root: object, path: tuple[str, ...], value: object) -> None:
-        self.reads.setdefault((id(root), path), Read(root, path, value))
-
-    def settled(self, value: object) -> object:
-        """A value that decides something, or that is computed with. Raises Declined where it may be another one in
-        another call."""
-        if isinstance(value, self.symbols) or isinstance(value, self.facts):
-            raise ForwardDeclined("asks what differs from call to call")
-        return value
-
-    def is_none(self, symbol: object) -> bool:
-        raise ForwardDeclined("asks whether an argument is None")
-
-    def member(self, name: str, tensor: torch.Tensor) -> object:
-        raise NotImplementedError
-
-    def attribute(self, symbol: object, name: str) -> object:
-        raise NotImplementedError
-
-    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
-        raise NotImplementedError
-
-    def method(self, method: TensorMethod, args: Sequence[object], named: Mapping[str, object]) -> object:
-        raise NotImplementedError
-
-    def unpack(self, symbol: object, count: int) -> Sequence[object]:
-        raise ForwardDeclined("takes a symbol apart")
-
-    def spread(self, value: object) -> Mapping[str, object]:
-        """The named arguments that a mapping is, which a call passes on."""
-        if value != {}:
-            raise ForwardDeclined("passes on a mapping")
-        return {}
-
-    def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
-        raise ForwardDeclined(f"calls self.{child.name}")
-
-    def computes(self, function: object) -> bool:
-        """True if a function is an operation of torch that may be given symbols."""
-        raise NotImplementedError
 
 
 def run(
@@ -162,39 +66,6 @@ def run(
     return _called(domain, function, [Named(domain.module, SELF), *args], named, 0, rest)
 
 
-def body(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
-    """The syntax tree of a function. Raises Declined where its source is not there, or is not what runs."""
-    code = function.__code__
-    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    try:
-        codes, nodes = _parsed(source)
-    except (SyntaxError, ValueError):
-        codes, nodes = (), {}
-    found = nodes.get((code.co_firstlineno, code.co_name), ())
-    if len(found) != 1 or code not in codes:
-        raise ForwardDeclined(f"is {code.co_name}, whose source is not there")
-    return found[0]
-
-
-@functools.lru_cache(maxsize=32)
-def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], list[ast.FunctionDef | ast.Lambda]]]:
-    """The code of all functions of a file, and their trees by line and name."""
-    tree, codes = ast.parse(source), list[CodeType]()
-    waiting = [compile(source, "", "exec", dont_inherit=True)]
-    while waiting:
-        inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
-        codes += inner
-        waiting += inner
-    nodes: dict[tuple[int, str], list[ast.FunctionDef | ast.Lambda]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            line = min(n.lineno for n in (node, *node.decorator_list))
-            nodes.setdefault((line, node.name), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            nodes.setdefault((node.lineno, "<lambda>"), []).append(node)
-    return tuple(codes), nodes
-
-
 def _called(
     domain: Domain,
     function: FunctionType,
@@ -205,7 +76,7 @@ def _called(
 ) -> object:
     if depth > _DEPTH or function.__code__.co_flags & _FLAGS:
         raise ForwardDeclined(f"calls {function.__name__}, which calls too deep or is a generator")
-    tree = body(function)
+    tree = syntax_tree(function)
     bound = inspect.signature(function, follow_wrapped=False).bind(*args, **named)
     given = dict(bound.arguments)
     bound.apply_defaults()
@@ -266,28 +137,23 @@ class _Frame:
                 raise self.declined(target, f"assigns to {target.id}, which is not its own")
             self.variables[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, (tuple, list, self.domain.symbols)):
+            places = target.elts
+            starred = next((i for i, t in enumerate(places) if isinstance(t, ast.Starred)), None)
             if isinstance(value, self.domain.symbols):
-                if any(isinstance(t, ast.Starred) for t in target.elts):
+                if starred is not None:
                     raise self.declined(target, "takes a symbol apart")
-                value = self.domain.unpack(value, len(target.elts))
-            places, starred = target.elts, [i for i, t in enumerate(target.elts) if isinstance(t, ast.Starred)]
-            if not starred:
-                if len(self.counted(value)) != len(places):
-                    raise self.declined(target, "takes another number of values")
-            else:
-                after = len(places) - starred[0] - 1
-                middle = list(value[starred[0] : len(value) - after])
-                value = [*value[: starred[0]], middle, *value[len(value) - after :]]
-                if len(value) != len(places):
-                    raise self.declined(target, "takes another number of values")
-            for place, v in zip(places, value, strict=True):
+                value = self.domain.unpack(value, len(places))
+            # Without a starred place the number of values decides something.
+            values = [*(self.domain.settled(value) if starred is None else value)]
+            if starred is not None:
+                end = len(values) - (len(places) - starred - 1)
+                values[starred:end] = [values[starred:end]]
+            if len(values) != len(places):
+                raise self.declined(target, "takes another number of values")
+            for place, v in zip(places, values, strict=True):
                 self.assign(place.value if isinstance(place, ast.Starred) else place, v)
         else:
             raise self.declined(target, f"changes {ast.unparse(target)}")
-
-    def counted(self, values: Sequence[object]) -> Sequence[object]:
-        """A sequence whose length decides something."""
-        return self.domain.settled(values)
 
     def truth(self, node: ast.expr) -> bool:
         return self.decided(node, self.value(node))
@@ -298,11 +164,17 @@ class _Frame:
             raise self.declined(node, f"decides by {ast.unparse(node)}")
         return bool(value)
 
-    def settled(self, node: ast.expr, value: object) -> object:
+    @contextmanager
+    def at(self, node: ast.expr) -> Iterator[None]:
+        """Context in which what the domain declines is said with the line."""
         try:
-            return self.domain.settled(value)
+            yield
         except ForwardDeclined as why:
             raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+
+    def settled(self, node: ast.expr, value: object) -> object:
+        with self.at(node):
+            return self.domain.settled(value)
 
     def value(self, node: ast.expr) -> object:
         evaluate = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -347,20 +219,18 @@ class _Frame:
         raise AssertionError
 
     def _binop(self, node: ast.BinOp) -> object:
-        function = _BINARY.get(type(node.op))
-        if function is None:
-            raise self.declined(node, f"has {type(node.op).__name__}")
-        return self.operated(node, function, self.value(node.left), self.value(node.right))
+        return self.operated(node, node.left, node.right)
 
     def _unaryop(self, node: ast.UnaryOp) -> object:
         if isinstance(node.op, ast.Not):
             return not self.truth(node.operand)
-        function = _UNARY.get(type(node.op))
+        return self.operated(node, node.operand)
+
+    def operated(self, node: ast.BinOp | ast.UnaryOp, *nodes: ast.expr) -> object:
+        function = _OPERATIONS.get(type(node.op))
         if function is None:
             raise self.declined(node, f"has {type(node.op).__name__}")
-        return self.operated(node, function, self.value(node.operand))
-
-    def operated(self, node: ast.expr, function: Callable[..., object], *operands: object) -> object:
+        operands = tuple(map(self.value, nodes))
         if any(isinstance(v, self.domain.symbols) for v in operands):
             return self.computed(node, function, operands, {})
         operands = tuple(self.settled(node, v) for v in operands)
@@ -375,14 +245,9 @@ class _Frame:
         args: Sequence[object],
         named: Mapping[str, object],
     ) -> object:
-        try:
-            if isinstance(function, TensorMethod):
-                return self.domain.method(function, args, named)
-            if isinstance(function, Child):
-                return self.domain.call_child(function, args, named)
-            return self.domain.compute(function, args, named)
-        except ForwardDeclined as why:
-            raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+        with self.at(node):
+            compute = self.domain.call_child if isinstance(function, Child) else self.domain.compute
+            return compute(function, args, named)
 
     def _compare(self, node: ast.Compare) -> object:
         values = [self.value(n) for n in (node.left, *node.comparators)]
@@ -396,10 +261,8 @@ class _Frame:
             if b is not None and not isinstance(b, bool):
                 raise self.declined(node, f"asks for the identity of {ast.unparse(node)}")
             if isinstance(a, self.domain.symbols):
-                try:
+                with self.at(node):
                     return (b is None and self.domain.is_none(a)) is isinstance(kind, ast.Is)
-                except ForwardDeclined as why:
-                    raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
         a, b = self.settled(node, a), self.settled(node, b)
         if not (is_plain(a) and is_plain(b)):
             raise self.declined(node, f"compares {ast.unparse(node)}")
@@ -450,10 +313,8 @@ class _Frame:
             return self.inherited(node)
         value, name = self.value(node.value), node.attr
         if isinstance(value, self.domain.symbols):
-            try:
+            with self.at(node):
                 return self.domain.attribute(value, name)
-            except ForwardDeclined as why:
-                raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         if value.value is self.domain.module:
@@ -477,7 +338,7 @@ class _Frame:
             value = vars(module)[name]
         elif isinstance(shared, FunctionType):
             self.domain.record(SELF, ("__dict__", f"__contains__({name!r})"), False)
-            return Method(shared, SELF, ("__class__", name))
+            return Named(shared, SELF, ("__class__", name), is_method=True)
         elif isinstance(shared, staticmethod):
             return Named(shared.__func__, SELF, (name,))
         elif hasattr(type(module), name):
@@ -506,7 +367,7 @@ class _Frame:
         if not isinstance(found, FunctionType):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         self.domain.record(SELF, ("__class__",), cls)
-        return Method(found, owner, (node.attr,))
+        return Named(found, owner, (node.attr,), is_method=True)
 
     def _call(self, node: ast.Call) -> object:
         function, args = self.value(node.func), self.items(node.args)
@@ -516,22 +377,20 @@ class _Frame:
             if keyword.arg is not None:
                 named[keyword.arg] = value
             else:
-                named |= self.spread(keyword.value, value)
+                with self.at(keyword.value):
+                    named |= self.domain.spread(value)
         if isinstance(function, TensorMethod | Child | self.domain.symbols):
             return self.computed(node, function, args, named)
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
                 return self.computed(node, _ACTIVATIONS[function.cls], args, named)
             self.domain.record(function.cls, ("forward",), function.cls.forward)
-            return _called(self.domain, function.cls.forward, [function, *args], named, self.depth + 1)
-        if isinstance(function, Method):
-            self.domain.record(function.root, function.path, function.function)
-            return _called(
-                self.domain, function.function, [Named(self.domain.module, SELF), *args], named, self.depth + 1
-            )
+            return self.called(function.cls.forward, [function, *args], named)
         if isinstance(function, Named):
             value = function.value
             self.domain.record(function.root, function.path, value)
+            if function.is_method:
+                return self.called(value, [Named(self.domain.module, SELF), *args], named)
             if self.domain.computes(value):
                 return self.computed(node, value, args, named)
             if isinstance(value, BuiltinFunctionType | type) and value in _OF_NUMBERS and not named:
@@ -539,14 +398,11 @@ class _Frame:
                 if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
                     return value(*args)
             elif isinstance(value, FunctionType) and not _is_torchs(value):
-                return _called(self.domain, value, args, named, self.depth + 1)
+                return self.called(value, args, named)
         raise self.declined(node, f"calls {ast.unparse(node.func)}, which is not known to do the same each time")
 
-    def spread(self, node: ast.expr, value: object) -> Mapping[str, object]:
-        try:
-            return self.domain.spread(value)
-        except ForwardDeclined as why:
-            raise self.declined(node, f"{why}: {ast.unparse(node)}") from None
+    def called(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
+        return _called(self.domain, function, args, named, self.depth + 1)
 
 
 def _makes_activations(value: object) -> bool:

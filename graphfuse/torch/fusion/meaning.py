@@ -17,41 +17,27 @@ _MEANINGS = {
     "sub": "sub subtract isub",
     "mul": "mul multiply imul rmul",
     "div": "div divide truediv true_divide itruediv",
-    "pow": "pow",
-    "square": "square",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "reciprocal": "reciprocal",
-    "mean": "mean",
-    "sum": "sum",
-    "var": "var",
-    "var_mean": "var_mean",
     "length": "linalg_vector_norm vector_norm norm",
     "clamp_min": "clamp_min clip clamp",
-    "silu": "silu",
-    "sigmoid": "sigmoid",
     "cast": "to float half bfloat16 double type type_as _to_copy convert_element_type",
     "same": "contiguous clone alias",
     "view": "view reshape _unsafe_view view_as reshape_as unsqueeze squeeze flatten unflatten getitem",
     "cat": "cat concat concatenate",
     "neg": "neg negative",
-    "slice": "slice",
     "permute": "permute transpose swapaxes swapdims",
-    "cos": "cos",
-    "sin": "sin",
     "expand": "expand expand_as broadcast_to",
     "layer_norm": "layer_norm native_layer_norm",
     "rms_norm": "rms_norm _fused_rms_norm",
-    "normalize": "normalize",
     "attention": "scaled_dot_product_attention",
-    "matmul": "matmul",
-    "softmax": "softmax",
     "max": "max amax",
-    "where": "where",
-    "masked_fill": "masked_fill",
     "repeat": "repeat_interleave",
 }
+_OF_ONE_NAME = (
+    "pow square sqrt rsqrt reciprocal mean sum var var_mean silu sigmoid slice cos sin normalize matmul softmax where "
+    "masked_fill".split()
+)
 MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
+MEANING |= dict(zip(_OF_ONE_NAME, _OF_ONE_NAME, strict=True))
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """What may share memory with its first argument."""
 
@@ -107,11 +93,6 @@ def name_of(target: object) -> str:
     name = getattr(target, "__name__", "")
     names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
-
-
-def is_operation(function: object) -> bool:
-    """True if a function is one of torch's, by whatever name."""
-    return bool(name_of(function))
 
 
 def writes(node: Node) -> bool:
@@ -225,6 +206,11 @@ def told(node: Node) -> object:
     return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
+def several(made: object) -> Sequence[object]:
+    """Sequence of what a node has, one or several."""
+    return made if isinstance(made, list | tuple) else (made,)
+
+
 def value(node: object) -> torch.Tensor | None:
     """A tensor of the node's shape and type."""
     if not isinstance(node, Node):
@@ -312,6 +298,15 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return None
     return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
+
+
+def joined(node: object) -> Sequence[Node]:
+    """The tensors that a node has one behind the other, along the last dimension; none where it has no such."""
+    found = is_op(node, "cat")
+    if found is None or value(node) is None:
+        return ()
+    dim = found.get(1, "dim", found.named.get("axis", 0))
+    return found.get(0, "tensors") if dim in (-1, value(node).dim() - 1) else ()
 
 
 def operands(found: Meaning) -> Iterator[tuple[object, object]]:

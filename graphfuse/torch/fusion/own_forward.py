@@ -1,13 +1,13 @@
 """The forward of a class as it was written, beneath its wrappers."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.interpreter import ForwardDeclined
+from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 _CHECKPOINTING = "transformers.modeling_layers"
 _DEPRECATION = "transformers.utils.deprecation"
@@ -27,6 +27,18 @@ class OwnForward:
         if self.checkpoints and module.gradient_checkpointing and module.training:
             return True
         return any(name in named for name in self.renamed)
+
+    def replaced(self, function: Callable[..., object], holds: Callable[[torch.nn.Module], bool]) -> FunctionType:
+        """Function in the place of the class's forward, which calls that where its wrappers do something, or something
+        of a module does not hold any more."""
+
+        def forward(self_, *given, **named):
+            if self.is_changed(self_, named) or not holds(self_):
+                return type(self_).forward(self_, *given, **named)
+            return function(self_, *given, **named)
+
+        forward.__wrapped__ = self.function  # whose arguments inspect.signature tells
+        return forward
 
 
 def own_forward(cls: type) -> OwnForward:

@@ -17,9 +17,10 @@ from torch.fx.node import map_aggregate
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.generated import is_repeatable
-from graphfuse.torch.fusion.interpreter import Domain, ForwardDeclined, TensorMethod, run
-from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, writes
+from graphfuse.torch.fusion.interpreter import run
+from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, without_writes
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
+from graphfuse.torch.fusion.symbols import Domain, ForwardDeclined, TensorMethod
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
@@ -202,14 +203,15 @@ class Tensors(Domain):
             raise ForwardDeclined("asks for the shape of what it computes")
         return self.told
 
-    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
-        return self.made(function, getattr(function, "__name__", ""), args, named)
-
-    def method(self, method: TensorMethod, args: Sequence[object], named: Mapping[str, object]) -> object:
-        if method.name not in ("size", "dim", "ndimension"):
-            return self.made(getattr(method.symbol, method.name), method.name, args, named)
-        shape = self.shape(method.symbol)
-        if method.name != "size":
+    def compute(
+        self, function: Callable[..., object] | TensorMethod, args: Sequence[object], named: Mapping[str, object]
+    ) -> object:
+        if not isinstance(function, TensorMethod):
+            return self.made(function, getattr(function, "__name__", ""), args, named)
+        if function.name not in ("size", "dim", "ndimension"):
+            return self.made(getattr(function.symbol, function.name), function.name, args, named)
+        shape = self.shape(function.symbol)
+        if function.name != "size":
             return len(shape)
         places = [*args, *named.values()]
         if not places:
@@ -320,8 +322,6 @@ class Recorder(_DISPATCH_MODE or object):
                 node.replace_all_uses_with(node.args[0])
             elif changes(node):
                 raise ForwardDeclined("changes a tensor in place")
-            if writes(node):  # what its argument alone was made for
-                name = node.target._schema.name.partition("::")[2].removesuffix("_")
-                node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)
+        without_writes(self.graph)
         self.graph.eliminate_dead_code()
         return self.graph

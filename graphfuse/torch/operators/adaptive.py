@@ -1,4 +1,4 @@
-"""The computation of adaptive layer norm, and of a residual sum, gated for each sample, with the norm of it."""
+"""The computation of adaptive layer norm."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,14 @@ from graphfuse.torch.operators.computation import (
     DX,
     INVERSE_STD,
     MEAN,
-    RESIDUAL,
-    TOTAL,
     TYPES,
     Computation,
     X,
-    Y,
     gradient_of,
     sum_of,
 )
 
 SCALE, SHIFT = TensorParameter("scale", TYPES, samples("x")), TensorParameter("shift", TYPES, like("scale"))
-GATE = TensorParameter("gate", TYPES, samples("x"), optional=True)
 
 
 @dataclass(frozen=True)
@@ -35,26 +31,3 @@ class AdaLayerNorm(Computation):
     def _forward(self, d: DrawnGraph) -> None:
         y = d.norm(d["x"], None, centred=True, statistics=("mean", "inverse_std"))
         d.store("y", adaptive.modulated(d, y))
-
-
-@dataclass(frozen=True)
-class AddAdaLayerNorm(Computation):
-    """total = x * gate + residual, and y = layer norm of total * (scale + 1) + shift, as
-    ``graphfuse.functional.add_adalayernorm``: the sum is normalized before it is rounded, so that backward makes it
-    again. gate: None for 1."""
-
-    tensors = (X, RESIDUAL, SCALE, SHIFT, GATE)
-    results = (Y, TOTAL)
-    statistics = (MEAN, INVERSE_STD)
-    kept = ("x", "residual", "scale", "gate", "mean", "inverse_std")
-    gradients = (
-        DX,
-        gradient_of("residual"),
-        gradient_of("scale", over_rows="sum"),
-        sum_of("shift", like("scale")),
-        gradient_of("gate", over_rows="sum"),
-    )
-    summands = ("x", "residual", "gate")
-
-    def _forward(self, d: DrawnGraph) -> None:
-        adaptive.added("x", "total", "y", ("mean", "inverse_std"))(d)

@@ -60,7 +60,7 @@ GATE = TensorParameter("gate", TYPES, like("x"))
 Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
 SUM = ("x", "residual")
-"""Of a sum of these and nothing else, both have one gradient."""
+"""What TOTAL is the sum of: both have one gradient."""
 INVERSE_RMS, MEAN, INVERSE_STD = (of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
 
 # Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
@@ -95,8 +95,6 @@ class Computation:
     """Those of `tensors` that backward makes, in their order; None for others."""
     as_given: Mapping[str, str] = {}
     """By the name of a tensor, that of the gradient of a result which is its gradient, whatever else is used."""
-    summands: Sequence[str] = ()
-    """The names of what the sum depends on that is returned as total; backward then also reads dtotal."""
 
     @cached_property
     def inference(self) -> Graphs:
@@ -108,7 +106,7 @@ class Computation:
 
     @cached_property
     def backward(self) -> Graphs:
-        read = (*self.read_backward, *(DTOTAL,) * bool(self.summands))
+        read = (*self.read_backward, *(DTOTAL,) * (TOTAL in self.results))
         return Variant((*read, *(a for a in self.gradients if a is not None)), self._backward)
 
     @property
@@ -132,18 +130,18 @@ class Computation:
     def sources(self) -> Mapping[str, Collection[str]]:
         """Names of those of `differentiated` that a result depends on, by its name."""
         every = tuple(a.name for a in self.differentiated)
-        return {a.name: self.summands if a is TOTAL else every for a in self.results}
+        return {a.name: SUM if a is TOTAL else every for a in self.results}
 
     @property
     def shared(self) -> Mapping[tuple[str, ...], str]:
         """Names of tensors that have one gradient, as terms of a sum do, and the condition that their types are one, in
         Python of what backward reads."""
-        return {SUM: "dy.dtype == total.dtype"} if self.summands == SUM else {}
+        return {SUM: "dy.dtype == total.dtype"} if TOTAL in self.results else {}
 
     @property
     def passed(self) -> Mapping[str, Collection[str]]:
         """Names of all that a result depends on, by its name, where its gradient is theirs as it is."""
-        return {"total": SUM} if self.summands == SUM else {}
+        return {"total": SUM} if TOTAL in self.results else {}
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -1,19 +1,14 @@
 """The operators: names, argument order, documentation. The computation of each is data beside it."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from graphfuse.torch.operators.adaptive import AdaLayerNorm, AddAdaLayerNorm
+from graphfuse.torch.operators.adaptive import AdaLayerNorm
 from graphfuse.torch.operators.formula import Operator, differentiable
-from graphfuse.torch.operators.gated import GatedNorm
 from graphfuse.torch.operators.norm import Norm
-from graphfuse.torch.operators.norm_add_norm import NormAddNorm
 from graphfuse.torch.operators.norm_by_columns import NormByColumns
 from graphfuse.torch.operators.normalize import Normalize
 from graphfuse.torch.operators.softmax import Softmax
-from graphfuse.torch.operators.unit_norm import unit_norm
 
 Norms = tuple[Tensor, Tensor]
 
@@ -47,29 +42,10 @@ LAYER_NORM_BIAS = _norm("layer_norm_bias", centred=True, bias=True)
 ADD_LAYER_NORM = _norm("add_layer_norm", residual=True, centred=True)
 ADD_LAYER_NORM_BIAS = _norm("add_layer_norm_bias", residual=True, centred=True, bias=True)
 ADA_LAYER_NORM = differentiable("ada_layer_norm", AdaLayerNorm())
-ADD_ADA_LAYER_NORM = differentiable("add_ada_layer_norm", AddAdaLayerNorm())
 # The functions without gradients have the shorter names.
 NORMALIZE = differentiable("differentiable_normalize", Normalize())
 SOFTMAX = differentiable("differentiable_softmax", Softmax())
 LOG_SOFTMAX = differentiable("differentiable_log_softmax", Softmax(log=True))
-
-
-def _of_models() -> Iterator[tuple[str, Operator]]:
-    gates = {"times_silu": {}, "times_sigmoid": {"sigmoid": True}, "of_gated": {"gate_first": True}}
-    for prefix, kind in (("", {}), ("llama_", {"rounded": True}), ("gemma_", {"zero_centred": True})):
-        for suffix, gate in gates.items():
-            name = f"{prefix}rms_norm_{suffix}"
-            yield name, differentiable(name, GatedNorm(**kind, **gate))
-        name = f"{prefix}rms_norm_add_norm"
-        yield name, differentiable(name, NormAddNorm(**kind))
-    for prefix, rounded in (("", False), ("rounded_", True)):
-        for suffix, silu in (("", False), ("_silu", True)):
-            name = f"{prefix}unit_norm{suffix}"
-            yield name, unit_norm(name, rounded, silu)
-
-
-OF_MODELS = dict(_of_models())
-"""What models have that are fused, by name, without a function of its own here."""
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None) -> Tensor:

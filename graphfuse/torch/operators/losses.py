@@ -9,9 +9,8 @@ from functools import cached_property
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.losses import OPTIONS, Variants, draw_loss, loss_variant
+from graphfuse.functional.losses import OPTIONS, Variants, draw_loss, variants
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
 from graphfuse.torch.operators import by_rule
 from graphfuse.torch.operators.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
@@ -35,18 +34,17 @@ class CrossEntropy(Computation):
     normalized = tensors[0]
     gradients = (gradient_of("input", asked=None), None)
 
-    inference = cached_property(lambda self: loss_variant(*self.tensors, *self.results))
-    training = cached_property(lambda self: loss_variant(*self.tensors, *self.results, *self.statistics))
+    inference = cached_property(lambda self: variants(draw_loss, *self.tensors, *self.results))
+    training = cached_property(lambda self: variants(draw_loss, *self.tensors, *self.results, *self.statistics))
 
     @cached_property
     def backward(self) -> Variants:
         saved = (TensorParameter(name, STATISTICS, _ROW) for name in ("logsumexp", "dy"))
-        arguments = *self.tensors, *saved, self.gradients[0]
 
         def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
             by_rule.draw(d, self, lambda forward: draw_loss(forward, options))
 
-        return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
+        return variants(draw, *self.tensors, *saved, self.gradients[0])
 
 
 _CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())

@@ -18,7 +18,6 @@ from graphfuse.torch.operators.computation import (
     INVERSE_STD,
     MEAN,
     RESIDUAL,
-    SUM,
     TOTAL,
     WEIGHT,
     Computation,
@@ -50,10 +49,6 @@ class Norm(Computation):
     @cached_property
     def tensors(self) -> tuple[TensorParameter, ...]:
         return X, *(RESIDUAL,) * self.residual, *(GATE,) * self.gate, WEIGHT, *(BIAS,) * self.bias
-
-    @cached_property
-    def summands(self) -> tuple[str, ...]:
-        return SUM * self.residual
 
     @cached_property
     def results(self) -> tuple[TensorParameter, ...]:

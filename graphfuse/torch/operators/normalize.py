@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.softmax import of_unit_length
 from graphfuse.torch.operators.computation import DX, Computation, of_rows
 
 
@@ -17,7 +17,4 @@ class Normalize(Computation):
     gradients = (DX,)
 
     def _forward(self, d: DrawnGraph) -> None:
-        length = d.by_rows(d["x"], reduction_mode.NORM2)
-        if "length" in d:
-            d.store("length", length)
-        d.store("y", d.graph.div(d["x"], d.graph.max(length, d.number("eps"))))
+        d.store("y", of_unit_length(d, d["x"]))

@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.meaning import called, same, told, writes
+from graphfuse.torch.fusion.meaning import called, same, several, told, writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ def _mode() -> type | None:
             for place, a in enumerate(func._schema.arguments):
                 named = (kwargs or {}).get(a.name, a.default_value)
                 arguments[a.name] = args[place] if place < len(args) else named
-            results = tuple(_several(made))
+            results = tuple(several(made))
             if any(isinstance(t, torch.Tensor) for t in results):
                 self.found.append(Call(func, arguments, results))
             return made
@@ -59,8 +59,8 @@ def _mode() -> type | None:
 def _are_alike(made: object, recorded: object) -> bool:
     """True if a call made what it did when the graph was recorded. Under autocast it may not have."""
     if not isinstance(made, torch.Tensor):
-        several = isinstance(made, list | tuple) and isinstance(recorded, list | tuple) and len(made) == len(recorded)
-        return several and all(map(_are_alike, made, recorded))
+        are_several = isinstance(made, list | tuple) and isinstance(recorded, list | tuple)
+        return are_several and len(made) == len(recorded) and all(map(_are_alike, made, recorded))
     if not isinstance(recorded, torch.Tensor) or made.dim() != recorded.dim():
         return False
     return (made.dtype, made.device) == (recorded.dtype, recorded.device) and all(map(same, made.shape, recorded.shape))
@@ -68,12 +68,8 @@ def _are_alike(made: object, recorded: object) -> bool:
 
 def _has_tensors(node: Node) -> bool:
     """True if a node has a tensor or several, and nothing else."""
-    several = _several(told(node))
-    return bool(several) and all(isinstance(t, torch.Tensor) for t in several)
-
-
-def _several(made: object) -> Sequence[object]:
-    return made if isinstance(made, list | tuple) else (made,)
+    found = several(told(node))
+    return bool(found) and all(isinstance(t, torch.Tensor) for t in found)
 
 
 @contextmanager
@@ -103,7 +99,7 @@ def calls_of(
     mode = _mode()
     if mode is None:
         return None
-    tensors = [t for a in node.all_input_nodes for t in _several(recorded(a)) if isinstance(t, torch.Tensor)]
+    tensors = [t for a in node.all_input_nodes for t in several(recorded(a)) if isinstance(t, torch.Tensor)]
     with torch.no_grad():
         aliases |= {id(t): t.detach() for t in tensors}
 

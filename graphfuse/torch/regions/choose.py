@@ -10,7 +10,6 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.base.device import EMULATOR, Device
-from graphfuse.base.dtypes import from_foreign
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph.freeze import freeze
@@ -19,10 +18,11 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, is_changed, same, told
+from graphfuse.torch.fusion.meaning import hint, is_changed, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
-from graphfuse.torch.regions.groups import Groups, behind_whole_rows, groups
-from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result, RowExtents
+from graphfuse.torch.regions.groups import behind_whole_rows, groups
+from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -320,15 +320,15 @@ class _Assembled:
             return None
         axis, part = translation.axis, translation.part
         tensors = {
-            key: _Seen.of(value.tensor, key[1], axis, translation.part_read(key[0], value))
+            key: SeenTensor.of(value.tensor, key[1], axis, translation.part_read(key[0], value))
             for key, value in read.items()
         }
         tensors_made = [translation.recorded(node) for node in made.values()]
         results = [
-            _Seen.of(t, translation.values[node].axes, axis, part(node))
+            SeenTensor.of(t, translation.values[node].axes, axis, part(node))
             for node, t in zip(made.values(), tensors_made, strict=True)
         ]
-        extents = _Extents((*tensors.values(), *results), translation.parts)
+        extents = SharedExtents((*tensors.values(), *results), translation.parts)
         for seen in tensors.values():
             extents.add(seen)
         whole = {key for key, seen in tensors.items() if extents.is_whole(seen)}
@@ -379,90 +379,6 @@ class _Assembled:
             region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last. order: their
-    numbers in the tensor. part: as of ``RowExtents``."""
-
-    axes: tuple[int, ...]
-    shape: tuple[object, ...]
-    stride: tuple[object, ...]
-    order: tuple[int, ...]
-    dtype: str
-    part: int
-
-    @staticmethod
-    def of(t: torch.Tensor, axes: Sequence[int], columns: int, part: int) -> _Seen:
-        """columns: the axis that becomes the last."""
-        columns = 0 if part else columns
-        moved = [-1 if axis == columns else axis - (part > 0 or axis > columns) for axis in axes]
-        order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
-        in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
-        return _Seen(*in_order, order, from_foreign(t.dtype).name, part)
-
-    @property
-    def is_packed(self) -> bool:
-        """True if rows lie one after the other."""
-        expected: object = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if not same(extent, 1) and not same(stride, expected):
-                return False
-            expected = expected * extent
-        return True
-
-    def lies_as(self, other: _Seen) -> bool:
-        pairs = zip(self.shape, self.stride, other.stride, strict=False)
-        return len(self.shape) == len(other.shape) and all(same(n, 1) or same(a, b) for n, a, b in pairs)
-
-
-class _Extents:
-    """The extents of rows that tensors have, and of parts of these, by axis counted from the last. is_one: whether all
-    tensors that were added have the same."""
-
-    def __init__(self, tensors: Sequence[_Seen], parts: Groups | None):
-        self._rank = max(-min(seen.axes, default=-1) - (seen.part > 0) for seen in tensors)
-        self._known: dict[tuple[int, bool], object] = {}
-        if parts is not None:
-            self._known |= {(-2, True): parts.count, (-1, True): parts.columns}
-        self.is_one = True
-
-    def add(self, seen: _Seen) -> None:
-        for axis, n in zip(seen.axes, seen.shape, strict=True):
-            if not same(n, 1):
-                self.is_one &= same(self._known.setdefault(self._key(seen, axis), n), n)
-
-    def said(self, seen: _Seen) -> tuple[str, str, int]:
-        """Axes, type and part of a tensor, as inputs and outputs have them."""
-        return self.pattern(seen), seen.dtype, seen.part
-
-    def is_whole(self, seen: _Seen) -> bool:
-        return RowExtents(self.pattern(seen), seen.part).whole
-
-    @staticmethod
-    def _key(seen: _Seen, axis: int) -> tuple[int, bool]:
-        """Axis of rows, and False; one of those that take the place of their last, and True."""
-        if not seen.part:
-            return axis, False
-        return (axis, True) if axis >= -2 else (axis + 1, False)
-
-    def _axes(self, seen: _Seen) -> range:
-        return range(-self._rank - (seen.part > 0), 0)
-
-    def pattern(self, seen: _Seen) -> str:
-        found = dict(zip(seen.axes, seen.shape, strict=True))
-
-        def kind(axis: int) -> str:
-            if axis not in found:
-                return "-"
-            return "1" if same(found[axis], 1) and not same(self._known.get(self._key(seen, axis), 1), 1) else "n"
-
-        return "".join(map(kind, self._axes(seen)))
-
-    def padded(self, seen: _Seen) -> tuple[int, ...]:
-        found = dict(zip(seen.axes, map(hint, seen.shape), strict=True))
-        return tuple(found.get(axis, 1) for axis in self._axes(seen))
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:

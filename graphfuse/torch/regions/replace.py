@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
+from graphfuse.torch.fusion.new_nodes import permuted, put, record
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
@@ -43,16 +44,16 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:
         return "what it reads is made after its results are read"
-    put = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
-    undone = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
-    if any(view.is_unknown(told(node), asked) for node, view, asked in (*put, *undone)):
+    asked = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
+    back = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
+    if any(view.is_unknown(told(node), viewed) for node, view, viewed in (*asked, *back)):
         return "parts of its rows are rows, and several extents vary"
     with graph.inserting_before(place):
         given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
         call = graph.call_function(operator_of, (given, region.program.text))
         results = [graph.call_function(operator.getitem, (call, n)) for n in range(len(region.outputs))]
         for node, result, view in zip(region.outputs, results, made, strict=True):
-            result.meta |= {key: view.of(node.meta[key]) for key in KEYS if key in node.meta}
+            record(result, node, view.of)
         for key in KEYS:
             if key in results[0].meta:
                 call.meta[key] = [result.meta[key] for result in results]
@@ -93,13 +94,13 @@ class Arrangement:
     def put(self, graph: Graph, node: Node) -> Node:
         """The view of a node."""
         if self._is_grouped(told(node)):
-            node = _viewed(graph, torch.ops.aten.view.default, node, _known(self.tensor))
-        return _permuted(graph, node, self.order)
+            node = put(graph, torch.ops.aten.view.default, node, _known(self.tensor))
+        return permuted(graph, node, self.order)
 
     def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
         """A node that has the view as the tensor is that it is of."""
         node = _restored(graph, node, self.order)
-        return _viewed(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_grouped(like) else node
+        return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_grouped(like) else node
 
     def _is_grouped(self, t: torch.Tensor) -> bool:
         return t.dim() != self.tensor.dim()
@@ -123,24 +124,13 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
     return (in_the_way[0], False) if in_the_way else (nodes[place], behind <= place)
 
 
-def _permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
-    return node if [*order] == sorted(order) else _viewed(graph, torch.ops.aten.permute.default, node, [*order])
-
-
 def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """A result with its dimensions where the tensor has them."""
     if [*order] == sorted(order) or not same(told(node).shape[-1], 1):
-        return _permuted(graph, node, [order.index(d) for d in range(len(order))])
+        return permuted(graph, node, [order.index(d) for d in range(len(order))])
     # So that the dimension of extent 1 gets the stride that torch gives it.
-    without = _viewed(graph, torch.ops.aten.squeeze.dim, node, -1)
-    return _viewed(graph, torch.ops.aten.unsqueeze.default, without, order[-1])
-
-
-def _viewed(graph: Graph, view: Callable[..., torch.Tensor], node: Node, given: object) -> Node:
-    made = graph.call_function(view, (node, given))
-    with torch.no_grad():
-        made.meta |= {key: view(node.meta[key], given) for key in KEYS if key in node.meta}
-    return made
+    without = put(graph, torch.ops.aten.squeeze.dim, node, -1)
+    return put(graph, torch.ops.aten.unsqueeze.default, without, order[-1])
 
 
 def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, told
+from graphfuse.torch.fusion.meaning import hint, several, told
 
 
 def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:
@@ -25,5 +25,4 @@ def _bytes(node: Node) -> int:
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
-    made = told(node)
-    return [t for t in (made if isinstance(made, list | tuple) else (made,)) if isinstance(t, torch.Tensor)]
+    return [t for t in several(told(node)) if isinstance(t, torch.Tensor)]

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import told
+from graphfuse.torch.fusion.meaning import several, told
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
@@ -140,7 +140,7 @@ class TranslatedGraph:
         recorded, value = self.recorded(node, reader), self.values.get(node)
         if reader in self._inside and node not in self._inside:
             value = None
-        for i, t in enumerate(recorded if isinstance(recorded, list | tuple) else (recorded,)):
+        for i, t in enumerate(several(recorded)):
             if isinstance(t, torch.Tensor):
                 one = value[i] if isinstance(value, list | tuple) else value
                 if one is None and t is recorded:
@@ -161,7 +161,7 @@ class TranslatedGraph:
         drawing = CallDrawing(self.steps, node, call, known, 0 if self.part(node) else self.axis, self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
-        for t, value in zip(call.results, made if isinstance(made, tuple) else (made,), strict=False):
+        for t, value in zip(call.results, several(made), strict=False):
             known[id(t)] = value
             self.held.append(t)
 

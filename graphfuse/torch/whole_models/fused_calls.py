@@ -18,10 +18,10 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.interpreter import ForwardDeclined
 from graphfuse.torch.fusion.meaning import is_op, told, value
 from graphfuse.torch.fusion.reads import watched
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions.choose import TorchRegion

@@ -17,10 +17,11 @@ import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.fusion import generated, interpreter
-from graphfuse.torch.fusion.interpreter import Child, Domain, ForwardDeclined, Named, TensorMethod
-from graphfuse.torch.fusion.meaning import is_op, is_operation, writes
-from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
+from graphfuse.torch.fusion.meaning import is_op, name_of, writes
+from graphfuse.torch.fusion.own_forward import own_forward
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
+from graphfuse.torch.fusion.source import syntax_tree
+from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
@@ -74,7 +75,7 @@ class _Proxies(Domain):
         return super().spread(value)
 
     def computes(self, function: object) -> bool:
-        return is_operation(function)
+        return bool(name_of(function))
 
 
 def _passed(values: Sequence[object]) -> Sequence[object]:
@@ -83,7 +84,7 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
     for v in values:
         if isinstance(v, tuple | list):
             found += _passed(v)
-        elif isinstance(v, Named | TensorMethod | Child | interpreter.Method):
+        elif isinstance(v, Named | TensorMethod | Child):
             raise ForwardDeclined("is given something that is no tensor and no number")
         else:
             found.append(v)
@@ -112,7 +113,7 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
         return FusedLayer(None, (), kept)
     units = tuple(_make_one(graph, part) for part in parts)
     graph.lint()
-    return FusedLayer(_guarded(own, _written(graph), reads), units, kept)
+    return FusedLayer(own.replaced(_written(graph), watched(reads)), units, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,23 +259,11 @@ def _written(graph: Graph) -> FunctionType:
     return names["forward"]
 
 
-def _guarded(own: OwnForward, function: FunctionType, reads: tuple[Read, ...]) -> FunctionType:
-    watch = watched(reads)
-
-    def forward(self, *given, **named):
-        if own.is_changed(self, named) or not watch(self):
-            return type(self).forward(self, *given, **named)
-        return function(self, *given, **named)
-
-    forward.__wrapped__ = own.function  # whose arguments inspect.signature tells
-    return forward
-
-
 def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
     """True if a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
     source tells. For reports: nothing is done by it."""
     try:
-        nodes = list(ast.walk(interpreter.body(inspect.unwrap(function))))
+        nodes = list(ast.walk(syntax_tree(inspect.unwrap(function))))
     except ForwardDeclined:
         return False
     assigned = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign)]

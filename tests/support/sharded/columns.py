@@ -21,8 +21,6 @@ def columns(mesh):
     from torch.distributed.tensor.debug import CommDebugMode
 
     for name, operator in OPERATORS.items():
-        if operator.normalizes_both:
-            continue  # gathered, as others are
         for shape in ((3, 5, 64), (4, 33)):
             dim = len(shape) - 1
             whole = tensors(mesh, name, shape)

@@ -15,7 +15,7 @@ def _rows(mesh, dtype):
         for shape, dim in (((4, 6, 64), 0), ((3, 5, 32), 1), ((1, 5, 32), 0)):
             got, want = both(mesh, name, shape, Shard(dim), dtype=dtype)
             for n, value in want.items():
-                sums = n in ("dweight", "dnext_weight", "dbias")
+                sums = n in ("dweight", "dbias")
                 assert got[n].placements == ((Partial("sum"),) if sums else (Shard(dim),)), (name, n)
                 (near if sums else same)(got[n], value.detach())
     got, want = both(mesh, "rms_norm", (4, 64), Replicate(), dtype=dtype)

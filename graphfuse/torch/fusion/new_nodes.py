@@ -1,0 +1,32 @@
+"""Nodes that are put into a graph, with what they make recorded as the graph's others have it."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from graphfuse.torch.fusion.meaning import KEYS
+
+
+def put(graph: Graph, operation: Callable[..., object], *given: object) -> Node:
+    """A node of an operation, with what that makes of what is recorded of the nodes that it is given."""
+    node = graph.call_function(operation, given)
+    found = list[Node]()
+    map_arg(given, found.append)
+    for key in KEYS:
+        if all(key in n.meta for n in found):
+            with torch.no_grad():
+                node.meta[key] = operation(*map_arg(given, lambda n, key=key: n.meta[key]))
+    return node
+
+
+def record(node: Node, of: Node, made: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Records of a node what is made of what is recorded of another."""
+    with torch.no_grad():
+        node.meta |= {key: made(of.meta[key]) for key in KEYS if key in of.meta}
+
+
+def permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+    """The node with its dimensions in an order."""
+    return node if [*order] == sorted(order) else put(graph, torch.ops.aten.permute.default, node, [*order])

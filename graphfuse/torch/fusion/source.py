@@ -1,0 +1,43 @@
+"""The syntax tree of a function, from the file that it is in."""
+
+import ast
+import functools
+import linecache
+from types import CodeType, FunctionType
+
+from graphfuse.torch.fusion.symbols import ForwardDeclined
+
+Tree = ast.FunctionDef | ast.Lambda
+
+
+def syntax_tree(function: FunctionType) -> Tree:
+    """The syntax tree of a function. Raises Declined where its source is not there, or is not what runs."""
+    code = function.__code__
+    source = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        codes, nodes = _parsed(source)
+    except (SyntaxError, ValueError):
+        codes, nodes = (), {}
+    found = nodes.get((code.co_firstlineno, code.co_name), ())
+    if len(found) != 1 or code not in codes:
+        raise ForwardDeclined(f"is {code.co_name}, whose source is not there")
+    return found[0]
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], list[Tree]]]:
+    """The code of all functions of a file, and their trees by line and name."""
+    tree, codes = ast.parse(source), list[CodeType]()
+    waiting = [compile(source, "", "exec", dont_inherit=True)]
+    while waiting:
+        inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
+        codes += inner
+        waiting += inner
+    nodes: dict[tuple[int, str], list[Tree]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            line = min(n.lineno for n in (node, *node.decorator_list))
+            nodes.setdefault((line, node.name), []).append(node)
+        elif isinstance(node, ast.Lambda):
+            nodes.setdefault((node.lineno, "<lambda>"), []).append(node)
+    return tuple(codes), nodes

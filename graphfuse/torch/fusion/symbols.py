@@ -1,0 +1,99 @@
+"""What a function that is run on symbols computes with, beside numbers: symbols, whose meaning a domain says, and what
+has a name or was looked up."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.torch.fusion.reads import Read
+
+
+class ForwardDeclined(Exception):
+    """Why a function does not do the same in every call, as far as can be seen."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function, a class, a Python module, or the module itself, by the way that it was read. is_method: whether it is
+    a function that is called with the module first."""
+
+    value: object
+    root: object
+    path: tuple[str, ...] = ()
+    is_method: bool = False
+
+
+@dataclass(frozen=True)
+class TensorMethod:
+    """A method of a symbol."""
+
+    symbol: object
+    name: str
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A module that is new in each call, of a class that a table of transformers has."""
+
+    cls: type
+
+
+@dataclass(frozen=True)
+class Child:
+    """A module of the module, by its name."""
+
+    name: str
+
+
+class Domain:
+    """Meaning of symbols, and of what is done with them. reads: what was read, in order."""
+
+    symbols: type = object
+    facts: type | tuple[type, ...] = ()
+    """What is known of a symbol in this run alone: it decides nothing and counts nothing unless `settled` allows it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.reads: dict[tuple[object, ...], Read] = {}
+
+    def record(self, root: object, path: tuple[str, ...], value: object) -> None:
+        self.reads.setdefault((id(root), path), Read(root, path, value))
+
+    def settled(self, value: object) -> object:
+        """A value that decides something, or that is computed with. Raises Declined where it may be another one in
+        another call."""
+        if isinstance(value, self.symbols) or isinstance(value, self.facts):
+            raise ForwardDeclined("asks what differs from call to call")
+        return value
+
+    def is_none(self, symbol: object) -> bool:
+        raise ForwardDeclined("asks whether an argument is None")
+
+    def member(self, name: str, tensor: torch.Tensor) -> object:
+        """Symbol of a tensor of the module."""
+        raise NotImplementedError
+
+    def attribute(self, symbol: object, name: str) -> object:
+        raise NotImplementedError
+
+    def compute(
+        self, function: Callable[..., object] | TensorMethod, args: Sequence[object], named: Mapping[str, object]
+    ) -> object:
+        raise NotImplementedError
+
+    def computes(self, function: object) -> bool:
+        """True if a function is an operation of torch that may be given symbols."""
+        raise NotImplementedError
+
+    def unpack(self, symbol: object, count: int) -> Sequence[object]:
+        raise ForwardDeclined("takes a symbol apart")
+
+    def spread(self, value: object) -> Mapping[str, object]:
+        """The named arguments that a mapping is, which a call passes on."""
+        if value != {}:
+            raise ForwardDeclined("passes on a mapping")
+        return {}
+
+    def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
+        raise ForwardDeclined(f"calls self.{child.name}")
