@@ -323,3 +323,27 @@ def test_what_depends_on_numbers_of_rows(norm):
     fuse(made)
     for x in (torch.randn(7, 5, HIDDEN), torch.randn(1, 7, HIDDEN)):
         torch.testing.assert_close(made(x), own(x))
+
+
+class FlatNorm(LlamaNorm):
+    """Rows that are viewed as parts, one below the other: what the module returns, or what it normalizes."""
+
+    def __init__(self, is_behind: bool):
+        super().__init__(HIDDEN)
+        self.is_behind = is_behind
+
+    def forward(self, hidden_states):
+        if self.is_behind:
+            return torch.softmax(super().forward(hidden_states).reshape(-1, 16), -1)
+        return super().forward(torch.softmax(hidden_states.reshape(-1, 16), -1).view(hidden_states.shape))
+
+
+@pytest.mark.parametrize("shape", [(3, HIDDEN), (2, 3, HIDDEN), (1, HIDDEN)], ids=str)
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_parts_of_rows_that_are_viewed_as_rows(is_behind, shape):
+    norm = FlatNorm(is_behind).to(HALF)
+    x = torch.randn(shape).to(HALF)
+    want = norm(x)
+    report = fuse(norm)
+    assert (len(report.replaced) == 0) == is_behind
+    torch.testing.assert_close(norm(x), want, rtol=2e-2, atol=2e-2)

@@ -211,11 +211,14 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
             columns = columns if isinstance(other, str) or other.program != region.program else None
         except Exception:  # as before
             pass
+    seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
+    if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
+        return Way("it views its rows otherwise than as parts of them", watches)
     places = [
         s if isinstance(s := found.sources[node], int) else of.calls.given + of.members.index(s) for node in inputs
     ]
     made = [region.outputs.index(node) for node in _returned(found, region)]
-    arrangements = tuple(map(_arrangement, (*inputs, *region.outputs), region.tensors, region.orders))
+    arrangements = tuple(map(_arrangement, *zip(*seen, strict=True), region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made
     return Way(
         "",
@@ -284,6 +287,11 @@ class _Arrangement:
     def undone(self, t: torch.Tensor) -> torch.Tensor:
         t = t.permute(self.back)
         return t.flatten(-2) if self.groups else t
+
+
+def _is_split_or_whole(t: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """True if a program sees a tensor as it is, or with its last dimension as number and columns of parts."""
+    return tensor.shape == t.shape or tensor.dim() == t.dim() + 1 and tensor.shape[:-2] == t.shape[:-1]
 
 
 def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
