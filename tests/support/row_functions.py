@@ -19,7 +19,8 @@ Exact = tuple[torch.Tensor, torch.Tensor]
 @dataclass(frozen=True)
 class Kind:
     """draw(graph, x, weight, bias) -> the result. exact(x, weight, bias), all float64. weights: whether there are any.
-    per_row: whether a row has one result. middle, spread: of the x that it is given."""
+    per_row: whether a row has one result. middle, spread: of the x that it is given. part: columns are a multiple
+    of it."""
 
     draw: Callable[..., Tensor]
     exact: Callable[..., Exact]
@@ -27,6 +28,18 @@ class Kind:
     per_row: bool = False
     middle: float = 0.0
     spread: float = 1.0
+    part: int = 1
+
+
+PART = 32
+
+
+def _parts(g: pygraph, x: Tensor, *_) -> Tensor:
+    """Of the row that has length 1, each part over the sum of its magnitudes."""
+    rows, columns = x.get_dim()
+    parts = g.reshape(_normalize(g, x)).set_dim([rows, columns // PART, PART])
+    total = g.reduction(parts, mode=reduction_mode.NORM1).set_dim([rows, columns // PART, 1])
+    return g.reshape(g.div(parts, g.max(total, LEAST))).set_dim([rows, columns])
 
 
 def _layer_norm(g: pygraph, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -65,6 +78,12 @@ def _exact_normalize(x, *_) -> Exact:
     return made, made.abs()
 
 
+def _exact_parts(x, *_) -> Exact:
+    parts = _exact_normalize(x)[0].unflatten(1, (-1, PART))
+    made = torch.nn.functional.normalize(parts, p=1, dim=2, eps=LEAST).flatten(1)
+    return made, made.abs()
+
+
 KINDS = {
     # Far from zero: e^x would overflow, and what counts as a row's end is no element of it.
     "softmax": Kind(lambda g, x, *_: g.softmax(x), _exact_softmax, middle=90.0, spread=4.0),
@@ -72,6 +91,7 @@ KINDS = {
     "logsumexp": Kind(lambda g, x, *_: g.logsumexp(x), _exact_logsumexp, per_row=True, middle=-90.0, spread=4.0),
     "layer norm": Kind(_layer_norm, _exact_layer_norm, weights=True, middle=9.0, spread=3.0),
     "L2 normalization": Kind(_normalize, _exact_normalize, spread=3.0),
+    "parts": Kind(_parts, _exact_parts, spread=3.0, part=PART),
 }
 
 
