@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
 
+from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, is_op, may_write, value, writes
 
@@ -138,7 +139,7 @@ def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:
                 if not left[read] and read is not wanted:
                     made[read] = None
     found = made[wanted]
-    return found if type(found) is torch.Tensor else f"it is a {type(found).__name__}"
+    return found if type(found) is torch.Tensor else f"it is {with_article(type(found).__name__)}"
 
 
 def _is_copied_between_devices(step: Node) -> bool:

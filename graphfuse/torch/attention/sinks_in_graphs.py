@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphfuse.base.wording import with_article
 from graphfuse.torch.attention.constant import Constants
 from graphfuse.torch.attention.mask import Seen, allows
 from graphfuse.torch.attention.masked import erase
@@ -397,7 +398,7 @@ def _allow(found: Attention, order: Mapping[Node, int], regions: surroundings.Re
     given = [*map(value, ends)]
     for t in given:
         if hasattr(type(t), "__tensor_flatten__"):
-            raise _No(f"it computes with a {type(t).__name__}")
+            raise _No(f"it computes with {with_article(type(t).__name__)}")
     if len({t.device for t in given}) > 1:
         raise _No("its tensors are on several devices")
 

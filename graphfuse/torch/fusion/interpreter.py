@@ -17,6 +17,7 @@ from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleTyp
 
 import torch
 
+from graphfuse.base.wording import with_article
 from graphfuse.torch.fusion.reads import SELF, is_plain
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
@@ -306,7 +307,7 @@ class _Frame:
         is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
         if is_named or _makes_activations(value) or self.domain.computes(value):
             return Named(value, root, path)
-        raise self.declined(node, f"reads {ast.unparse(node)}, a {type(value).__name__}")
+        raise self.declined(node, f"reads {ast.unparse(node)}, {with_article(type(value).__name__)}")
 
     def _attribute(self, node: ast.Attribute) -> object:
         if isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()":

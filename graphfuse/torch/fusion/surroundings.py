@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
+from graphfuse.base.wording import with_article
 from graphfuse.torch.fusion.meaning import op, value
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
@@ -61,7 +62,7 @@ def forbids(outs: Sequence[Node], ends: Sequence[Node], found: Regions) -> str:
             return f"{node.name} of it is changed, or has a hook"
     for t in map(value, ends):
         if hasattr(type(t), "__tensor_flatten__"):
-            return f"it computes with a {type(t).__name__}"
+            return f"it computes with {with_article(type(t).__name__)}"
     return ""
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
+from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.generated import is_repeatable
 from graphfuse.torch.fusion.interpreter import run
@@ -277,7 +278,7 @@ def traced(
         made = calls.run(given, called)
     for one in made:
         if not isinstance(one, torch.Tensor):
-            raise ForwardDeclined(f"returns a {type(one).__name__}, a norm returns a tensor")
+            raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
     reads = tuple(tuple(domain.reads.values()) for domain in domains)
     return Traced(recorder.returning(made), recorder.sources, reads, any(domain.autocasts for domain in domains))
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from graphfuse.base.errors import VariantPackError
+from graphfuse.base.wording import with_article
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.losses import OPTIONS, Variants, draw_loss, variants
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
@@ -98,7 +99,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         z_loss: float = 0.0,
     ):
         if weight is not None:
-            raise VariantPackError(f"weight is a {type(weight).__name__}; accepted: None")
+            raise VariantPackError(f"weight is {with_article(type(weight).__name__)}; accepted: None")
         check_reduction(reduction)
         super().__init__(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
         self.z_loss = z_loss

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from graphfuse.base.dtypes import data_type, from_foreign
+from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import same
 from graphfuse.torch.regions.aten_calls import Call
@@ -148,7 +149,7 @@ class CallDrawing:
                 raise Untranslated(f"{self.call.name} reads a tensor of {value.tensor.device}")
         for given in (*(v for v in inputs.values() if not isinstance(v, Value)), *attributes.values()):
             if isinstance(given, bool) or not isinstance(given, int | float | str):
-                raise Untranslated(f"{self.call.name} is given a {type(given).__name__}")
+                raise Untranslated(f"{self.call.name} is given {with_article(type(given).__name__)}")
         reads_bools = all(isinstance(v, Value) and v.tensor.dtype is torch.bool for v in inputs.values())
         if dtype is torch.bool and not (op in TO_BOOL or op in _OF_BOOL and reads_bools):
             raise Untranslated(f"{self.call.name} of truth values")

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.device import Device
+from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
@@ -54,7 +55,7 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
         return "it is changed, or has a hook"
     for t in map(told, (node, *node.all_input_nodes)):
         if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
-            return f"it computes with a {type(t).__name__}"
+            return f"it computes with {with_article(type(t).__name__)}"
     return ""
 
 

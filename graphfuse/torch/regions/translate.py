@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
+from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import several, told
 from graphfuse.torch.regions.aten_calls import Call, calls_of
@@ -189,4 +190,4 @@ def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> obj
         return known[id(made)]
     if isinstance(made, list | tuple):
         return tuple(_like(one, known, ()) if i in read else None for i, one in enumerate(made))
-    raise Untranslated(f"it makes a {type(made).__name__}")
+    raise Untranslated(f"it makes {with_article(type(made).__name__)}")

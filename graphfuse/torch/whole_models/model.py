@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from graphfuse.base.errors import ModelError, ModelTypeError
+from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
@@ -62,7 +63,7 @@ def _check_module(name: str, model: object) -> None:
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         raise ModelTypeError(f"{name}: model is the class {model.__name__}; accepted: a torch.nn.Module made of it")
     if not isinstance(model, torch.nn.Module):
-        raise ModelTypeError(f"{name}: model is a {type(model).__name__}; accepted: a torch.nn.Module")
+        raise ModelTypeError(f"{name}: model is {with_article(type(model).__name__)}; accepted: a torch.nn.Module")
 
 
 def _check(model: object) -> None:
