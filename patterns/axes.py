@@ -64,7 +64,9 @@ class Axes:
     def shared(self, t: TensorId) -> int:
         """Columns of a part of which a tensor has an element each; 0 for a tensor of any other kind."""
         *_, count, columns = (0, *self.graph.tensors[t].dim)
-        is_shared = self.parted(t) and columns == 1 < count < self.width and self.width % count == 0
+        is_one = columns == 1 <= count < self.width and self.width % count == 0
+        # Of a row that is one part. Numbers that broadcast have this shape, too, but no node makes them.
+        is_shared = self.parted(t) and is_one and (count > 1 or t in self.graph.producer)
         return self.width // count if is_shared else 0
 
     def whole(self, t: TensorId) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
-from graphfuse.op_graph.ir import Subgraph, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
 from graphfuse.patterns.places import Piece
@@ -87,12 +87,16 @@ class Builder:
         alone = {axis for piece in every for axis in piece.place.axes}
         varying = [piece.tensor for t, extent in varies.items() if extent.rows for piece in pieces[t]]
         layout = RowLayout.of(self.axes, [*varying, *chosen], alone)
+        plain = {w.tensor for w in values.stores if not w.amax and w.scales_of is None}
         views: dict[TensorId, View] = {}
         for t, extent in varies.items():
             found = [layout.part(piece, extent, numbers) for piece in pieces[t]]
             fault = next((part for part in found if isinstance(part, No)), None) or _type_fault(found)
             if fault is not None:
                 return fault
+            narrow = any(piece.unit == COLUMNS and not self._is_wide(piece.tensor) for piece in pieces[t])
+            if t in plain and extent.columns and narrow:
+                return No(f"{self.graph.tensors[t]} has fewer columns than the values that are written to it")
             views[t] = joined(found)
         program = RowProgram(
             inputs=tuple(views[t] for t in values.loaded),
@@ -114,7 +118,8 @@ class Builder:
 
     def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
         if t not in self.values.loaded:
-            share = self.axes.shared(t)
+            value = self.values.values.get(t)
+            share = self.axes.shared(t) if value is not None and self._has_columns()(value) else 0
             piece = Piece(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
             return (self.matched.written(t, piece),)
         unit = self.values.paired.get(t, COLUMNS)
@@ -145,11 +150,15 @@ class Builder:
         found |= dict.fromkeys(scales, Extent(True, True))
         return found | dict.fromkeys((t for t, _ in values.sums), Extent(False, True))
 
+    def _is_wide(self, tensor: FrozenTensor) -> bool:
+        """True if a tensor, as axes have it, has all columns."""
+        return all(tensor.dim[axis] == self.axes.dim[axis] for axis in self.axes.columns)
+
     def _varies(self, t: TensorId) -> Extent:
         """Extent of a tensor in memory. One row is as good as many: only weight and bias are known to be the
         same for all of them."""
         dim, axes = self.axes.tensor(t).dim, self.axes
-        wide = all(dim[axis] == axes.dim[axis] for axis in axes.columns)
+        wide = self._is_wide(axes.tensor(t))
         if t in self.values.paired or t in self.values.moved:
             return Extent(True, wide or t in self.values.paired)
         rows, all_rows = ([e[axis] for axis in axes.axes] for e in (dim, axes.dim))
