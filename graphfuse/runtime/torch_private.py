@@ -7,7 +7,7 @@ slowly, or an answer that costs only speed. Nothing here imports torch: a caller
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
 Check = Callable[..., bool]
@@ -280,6 +280,39 @@ def graph_pass_classes() -> tuple[type, type]:
         importlib.import_module("torch._inductor.custom_graph_pass")
     base = _find("_inductor.custom_graph_pass.CustomGraphPass") or object
     return base, _find("_inductor.custom_graph_pass.CustomInferenceAwareGraphPass") or type(None)
+
+
+def call_from_inductor(functions: Mapping[object, str]) -> None:
+    """Let the Python that inductor writes call functions in place of operators that return lists of tensors: that saves
+    torch's dispatcher. functions: by operator, what that Python, which imports torch alone, calls the function. They
+    return new tensors, which inductor may rely on to be aligned. Without inductor's names it calls the operators."""
+    with suppress(ImportError):
+        importlib.import_module("torch._inductor.lowering")
+    fallback, lowerings = _find("_inductor.lowering.make_fallback"), _find("_inductor.lowering.lowerings")
+    tag, constraint = (
+        _find("_library.utils.get_layout_constraint_tag"),
+        _find("_inductor.lowering.tag_to_layout_constraint"),
+    )
+    virtual = _find("_inductor.virtualized.V")
+    if None in (fallback, lowerings, constraint, tag, virtual):
+        return
+
+    def lowered(by_operator: Callable[..., list], name: str) -> Callable[..., list]:
+        def lower(*args: object, **kwargs: object) -> list:
+            made = by_operator(*args, **kwargs)
+            with suppress(AttributeError, IndexError):
+                if not virtual.graph.cpp_wrapper and not virtual.graph.fx_wrapper:
+                    made[0].get_defining_op().inputs[0].python_kernel_name = name
+                for one in made:
+                    virtual.graph.unaligned_buffers.discard(one.get_name())
+            return made
+
+        return lower
+
+    for operator, name in functions.items():
+        # As inductor does when it meets an operator that it does not know.
+        fallback(operator, layout_constraint=constraint(tag(operator, with_default=True)), warn=False)
+        lowerings[operator] = lowered(lowerings[operator], name)
 
 
 def without_fake_tensors() -> AbstractContextManager[object]:

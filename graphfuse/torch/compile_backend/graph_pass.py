@@ -15,6 +15,7 @@ import graphfuse
 from graphfuse.base.errors import SettingError
 from graphfuse.runtime import torch_private
 from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.regions.operator import FROM_INDUCTOR
 
 Pass = Callable[..., None]
 
@@ -39,8 +40,9 @@ def made(first: object, replaces: bool) -> Pass:
 
 @functools.cache
 def _class() -> type:
-    """Made when it is asked for, as its base is inductor's."""
+    """Made when it is asked for, as its base is inductor's, which learns then how regions are called."""
     base, aware = torch_private.graph_pass_classes()
+    torch_private.call_from_inductor(FROM_INDUCTOR)
 
     class GraphPass(base):  # type: ignore[misc, valid-type]
         def __init__(self, first: Sequence[Pass], replaces: bool) -> None:
@@ -68,8 +70,8 @@ def _class() -> type:
 
 @functools.cache
 def _digest() -> str:
-    """Digest of all that decides what is replaced, and by what: matcher, costs, and the operators."""
+    """Digest of all that decides what is replaced, by what, and how that is called: matcher, costs, operators."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+    for path in (*sorted(Path(__file__).parents[1].rglob("*.py")), Path(torch_private.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()

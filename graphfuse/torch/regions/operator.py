@@ -112,6 +112,9 @@ def _of(inputs: Tensors, graph: str) -> RegionOperator:
     return of
 
 
+FROM_INDUCTOR: dict[object, str] = {}
+"""By operator, what inductor's code calls in its place: compiled calls need neither autograd nor the dispatcher."""
+
 _STEPS = {
     "region(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).inference,
     "region_training(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).training,
@@ -139,6 +142,9 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
         given = dict(zip(names, (*tensors, *(flag for flags in asked for flag in flags)), strict=True))
         return _list(sharding.on_ranks(one.declaration, given, lambda local: one.operator(*map(local.get, names))))
 
+    def by_inductor(tensors, graph, asked=()):
+        return _list(step(tensors, graph)(*tensors, *asked))
+
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
@@ -147,6 +153,8 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     overload = getattr(torch.ops.graphfuse, name).default
     mapped.register(overload)
+    setattr(torch.ops.graphfuse, f"{name}_by_inductor", by_inductor)
+    FROM_INDUCTOR[overload] = f"torch.ops.graphfuse.{name}_by_inductor"
     return overload
 
 
