@@ -2,16 +2,19 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from graphfuse.runtime import torch_private
 from graphfuse.torch import inductor_pass
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import cost
@@ -178,6 +181,30 @@ def test_what_inductor_keeps_is_not_mixed_up(cache, monkeypatch):
     assert hits_and_misses(backend="graphfuse") == {"miss"}
     assert hits_and_misses(backend="graphfuse", options={"post_grad_custom_pre_pass": counted}) <= {"bypass"}
     assert counted.calls == 1
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor has no C++ compiler")
+def test_inductors_code_calls_regions_past_the_dispatcher(cache, monkeypatch):
+    monkeypatch.setattr(cost, "DEVICE", "cpu")
+    x = rows(2).requires_grad_()
+    run = torch.compile(normalized, backend="graphfuse")
+    with torch.no_grad():
+        made, (inference,) = run_and_get_code(run, x)
+    torch.testing.assert_close(made, normalized(x))
+    trained, training = run_and_get_code(lambda: torch.autograd.grad(run(x).sum(), x))
+    torch.testing.assert_close(trained, torch.autograd.grad(normalized(x).sum(), x))
+    called = [re.findall(r"= torch\.ops\.graphfuse\.([\w.]+)\(", code) for code in (inference, *training)]
+    assert called == [["region_by_inductor"], ["region_training_by_inductor"], ["region_backward_by_inductor"]]
+    assert re.search(r"assert_alignment\(buf\d+, 16, 'torch.ops.graphfuse.region.default'\)", inference)
+
+
+def test_without_inductors_names_its_code_calls_operators(monkeypatch):
+    from torch._inductor import lowering
+
+    known = lowering.lowerings.get(torch.ops.graphfuse.region.default)
+    monkeypatch.setattr(torch_private, "_find", lambda path: None)
+    torch_private.call_from_inductor({torch.ops.graphfuse.region.default: "nothing"})
+    assert lowering.lowerings.get(torch.ops.graphfuse.region.default) is known
 
 
 def test_a_pass_that_is_set_runs_first(monkeypatch):
