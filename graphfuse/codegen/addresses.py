@@ -57,6 +57,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield from (f"  {_type(pointer)} {pointer.name};" for pointer in first)
     yield from (f"  gf::i64 {name};" for name in spaced)
     yield from (f"  const void* whole_{pointer.name};  // of the first column" for pointer in picked)
+    yield from ["  gf::i64 index;"] * plan.program.numbers_rows
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
@@ -66,7 +67,8 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
     yield from axes(plan)
     whole = (_within(plan, pointer, whole=True) for pointer in picked)
-    made = [*places, *(f"a.{s}" for s in spaced), *whole, "thread", "index < a.rows"]
+    made = [*places, *(f"a.{s}" for s in spaced), *whole, *["index"] * plan.program.numbers_rows]
+    made += ["thread", "index < a.rows"]
     yield "  return {" + ", ".join(made) + "};"
     yield "}"
     yield from _located(plan)

@@ -10,7 +10,7 @@ from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.program import OF_PARTS, QUOTIENT, SWAP, RowProgram, part_of
-from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, Step
+from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, Step
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
@@ -106,7 +106,7 @@ class Elements:
                 yield from self._unpack(o, read)
                 if o in kept:
                     yield f"    held.l{o.index} = {read};"
-        if any(isinstance(o, Column) for loop in loops for k in loop for _, o in self._operands(k)):
+        if any(o == Column() for loop in loops for k in loop for _, o in self._operands(k)):
             yield "    const float column = float((row.thread + at) * PIECE);"
         arrays = [o for o in self._arrays() if o not in self.known and any(o in loop for loop in loops)]
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
@@ -234,8 +234,10 @@ class Elements:
 
     def _expression(self, step: Step, loop: Sequence[Chain], at: str = "i") -> str:
         def operand(o: Operand) -> str:
+            if isinstance(o, RowNumber):
+                return "row.index"
             if isinstance(o, Column):
-                return "(column + float(i))"
+                return f"(gf::u32(row.thread + at) * PIECE + {at})" if o.integer else "(column + float(i))"
             if not self.program.extent(o).columns:
                 return member(self.program, o, "p.", pieces.index(self.plan))
             return f"v{o.index}" if o in loop else f"{self.array(o)}[{at}]"

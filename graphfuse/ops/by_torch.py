@@ -54,6 +54,14 @@ class TorchRows(RowArithmetic):
         numbers = self.t.arange(self.columns, dtype=self.like.dtype, device=self.like.device)
         return numbers.reshape([e if axis in self.axes else 1 for axis, e in enumerate(self.like.shape)])
 
+    def positions(self):
+        columns = math.prod(self.like.shape[axis] for axis in self.axes)
+        rows = [axis for axis in range(self.like.dim()) if axis not in self.axes]
+        order = [*rows, *self.axes]
+        found = self.t.arange(self.like.numel(), device=self.like.device).reshape([self.like.shape[a] for a in order])
+        found = found.permute([order.index(axis) for axis in range(self.like.dim())])
+        return found // max(columns, 1), found % max(columns, 1)
+
     def _tensor(self, value):
         # A number as a tensor of no dimensions: torch would take two plain ones for float32.
         plain = isinstance(value, int | float)

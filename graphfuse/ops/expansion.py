@@ -51,6 +51,10 @@ class RowArithmetic(ABC):
     def numbers(self) -> object:
         """The number of each element in its row, from 0."""
 
+    @abstractmethod
+    def positions(self) -> tuple[object, object]:
+        """The number of each row, from 0, and that of each element in its row, as operands of random_uniform alone."""
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -67,4 +71,5 @@ class Expansion:
     scalars: frozenset[str] = frozenset()  # input ports of one element in all
     of_columns: frozenset[str] = frozenset()  # those that are the same for all rows, however few there are
     of_rows: frozenset[str] = frozenset()  # those of one element a row, however few rows or columns there are
+    positioned: bool = False  # whether it asks for positions, which parts of rows have none of
     in_rows: bool = True  # whether kernels of rows take it

@@ -33,6 +33,25 @@ def gen_index(t, x, a) -> dict[str, object]:
     return {"output": numbers.reshape(along).expand(values.shape).contiguous()}
 
 
+def random_uniform(t, seed, offset, row, column):
+    key0, key1, row, column = (of.to(t.int64) for of in (seed, offset, row, column))
+    counter = (column & _WORD) >> 2, row & _WORD, (row >> 32) & _WORD, t.zeros_like(row)
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (_product(of, by) for of, by in zip(counter[::2], _PHILOX, strict=True))
+        counter = high1 ^ counter[1] ^ (key0 & _WORD), low1, high0 ^ counter[3] ^ (key1 & _WORD), low0
+        key0, key1 = key0 + _WEYL[0], key1 + _WEYL[1]
+    words = t.stack(t.broadcast_tensors(*counter, column)[:4])
+    word = words.gather(0, (column & 3).expand(words.shape[1:])[None])[0]
+    return (word >> 8).to(seed.dtype) * 2.0**-24
+
+
+def _product(of, by: int):
+    """The high and the low word of a product of two words, in integers of 64 bits, which have a sign."""
+    low = of * (by & 0xFFFF)
+    high = of * (by >> 16) + (low >> 16)
+    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
+
+
 def larger(t, a, b):
     # Of two zeros the positive one, if there is one: torch does not say which.
     return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))
@@ -45,6 +64,10 @@ def smaller(t, a, b):
 
 GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
 _NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+_WORD = 0xFFFFFFFF
+_PHILOX, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+"""Multipliers of Philox 4x32, and what its key grows by from round to round."""
 
 # Backward of activations, which may be asked for any input: slopes that are products of what grows and what
 # vanishes get their input within bounds beyond which, in float64, what vanishes is zero.

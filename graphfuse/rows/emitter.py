@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import Join, RowArithmetic
-from graphfuse.rows.steps import AnyStep, Chain, Column, Number, Operand, Reduce, Step
+from graphfuse.rows.steps import AnyStep, Chain, Column, Number, Operand, Reduce, RowNumber, Step
 
 _LOG2_E = 1.4426950408889634
 
@@ -42,3 +42,6 @@ class Emitter(RowArithmetic):
 
     def numbers(self) -> Chain:
         return self.op("identity", input=Column())
+
+    def positions(self) -> tuple[RowNumber, Column]:
+        return RowNumber(), Column(integer=True)

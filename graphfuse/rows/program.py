@@ -13,7 +13,7 @@ from functools import cached_property
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
+from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, RowNumber, Scalar, Step
 from graphfuse.rows.views import View
 
 SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"
@@ -107,6 +107,8 @@ class Extents:
             return Extent(False, False)
         if isinstance(operand, Column):
             return Extent(False, True)
+        if isinstance(operand, RowNumber):
+            return Extent(True, False)
         return (self.inputs if isinstance(operand, Load) else self.made)[operand.index]
 
     @cached_property
@@ -156,6 +158,11 @@ class RowProgram:
         """True if a step is given the number of its element's column, or finds an element by it."""
         numbered = (isinstance(o, Column) for step in self.steps for _, o in step.operands)
         return any(numbered) or any(isinstance(step, Pick) for step in self.steps)
+
+    @property
+    def numbers_rows(self) -> bool:
+        """True if a step is given the number of its element's row."""
+        return any(isinstance(o, RowNumber) for step in self.steps for _, o in step.operands)
 
     @property
     def scalars(self) -> tuple[Scalar, ...]:

@@ -50,13 +50,21 @@ class Number:
 
 @dataclass(frozen=True)
 class Column:
-    """The number of an element in its row, from 0: an operand of pointwise steps. It is exact up to `MOST_COLUMNS`."""
+    """The number of an element in its row, from 0: an operand of pointwise steps. It is exact up to `MOST_COLUMNS`.
+    integer: whether the step reads it as an integer."""
+
+    integer: bool = False
+
+
+@dataclass(frozen=True)
+class RowNumber:
+    """The number of an element's row, from 0: an operand of pointwise steps with columns, which read it as an integer."""
 
 
 MOST_COLUMNS = 2**24
 """float32 has all integers up to this."""
 
-Operand = Chain | Load | Scalar | Number | Column
+Operand = Chain | Load | Scalar | Number | Column | RowNumber
 
 
 @dataclass(frozen=True)

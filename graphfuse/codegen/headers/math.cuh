@@ -180,4 +180,24 @@ GF_DEVICE float gelu_approx_tanh_backward(float loss, float x, Sigmoids s) {
   return loss * (s.plus * (1.0f + inner * s.minus));
 }
 
+/// A number of [0, 1), by Philox 4x32 of ten rounds (Salmon et al., SC 2011). Neighbours, of which column / 4 is the
+/// same, have the words of one counter, which a compiler works out once.
+GF_DEVICE float random_uniform(float seed, float offset, i64 row, i64 column) {
+  u32 c0 = u32(column) >> 2, c1 = u32(row), c2 = u32(u64(row) >> 32), c3 = 0;
+  u32 key0 = u32(i64(seed)), key1 = u32(i64(offset));
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    const u64 product0 = u64(c0) * 0xD2511F53u, product1 = u64(c2) * 0xCD9E8D57u;
+    c0 = u32(product1 >> 32) ^ c1 ^ key0;
+    c1 = u32(product1);
+    c2 = u32(product0 >> 32) ^ c3 ^ key1;
+    c3 = u32(product0);
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  const u32 place = u32(column) & 3;
+  const u32 word = place < 2 ? (place == 0 ? c0 : c1) : (place == 2 ? c2 : c3);
+  return float(word >> 8) * 5.9604644775390625e-8f;  // 2^-24
+}
+
 }  // namespace gf
