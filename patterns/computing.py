@@ -124,7 +124,9 @@ class Expanding(Computing):
         """Columns of a part, where parts are what a node reduces; 0 where it is rows."""
         _, x = next((one for one in node.inputs if one[0] == "input"), node.inputs[0])
         last = len(axes.graph.tensors[x].dim) - 1
-        numbered = self.expansion.of_rows or self.expansion.positioned or any(port.over_rows for port in node.op.outputs)
+        numbered = (
+            self.expansion.of_rows or self.expansion.positioned or any(port.over_rows for port in node.op.outputs)
+        )
         return 0 if numbered or self.columns(axes.graph, node, axes.graph.tensors[x].dim) != (last,) else axes.part(x)
 
     def reduces(self, axes: Axes, node: Node) -> bool:

@@ -38,14 +38,15 @@ def _of_kept(p: Pullback) -> object:
 TABLE = (
     Op(
         "dropout",
-        "Elements of input with probability, each on its own, become 0, all others input / (1 - probability). Which ones\n"
-        "follows from seed and offset, integers of one element each, from the element's number along the last axis and\n"
-        "from the number of its row among all others: those of which random_uniform is below probability.",
+        "With probability, each element of input on its own becomes 0, else input / (1 - probability). Those become 0\n"
+        "of which random_uniform is below probability: of seed and offset, integers of one element each, of the number\n"
+        "of the row that runs along the last axis, and of that of the element in it.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
         expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), positioned=True),
         attributes=(Attribute("probability", (float, int), required=True),),
+        aten=("keyed_dropout.default input:input seed:seed offset:offset probability:probability",),
         vjp={"input": _of_kept, "seed": _NO_GRADIENT, "offset": _NO_GRADIENT},
     ),
 )

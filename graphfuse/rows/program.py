@@ -13,7 +13,20 @@ from functools import cached_property
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, RowNumber, Scalar, Step
+from graphfuse.rows.steps import (
+    AnyStep,
+    Chain,
+    Column,
+    Join,
+    Load,
+    Number,
+    Operand,
+    Pick,
+    Reduce,
+    RowNumber,
+    Scalar,
+    Step,
+)
 from graphfuse.rows.views import View
 
 SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"

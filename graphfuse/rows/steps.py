@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True)
 class RowNumber:
-    """The number of an element's row, from 0: an operand of pointwise steps with columns, which read it as an integer."""
+    """The number of an element's row, from 0: an operand of pointwise steps with columns, which read an integer."""
 
 
 MOST_COLUMNS = 2**24

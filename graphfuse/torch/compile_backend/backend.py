@@ -14,6 +14,7 @@ from graphfuse.torch.compile_backend import compiled, graph_pass
 
 NAME = "graphfuse"
 _PASS = "post_grad_custom_pre_pass"
+_FALLBACK = "fallback_random"
 
 
 def compile_graph(
@@ -48,7 +49,9 @@ def compile_graph(
     except RuntimeError as error:
         raise SettingError(f"inductor: {error}") from error
     what = "for training" if compiled.is_for_training(module) else "for inference"
-    entries = compiled.replace_in(module, declines and then == "inductor")
+    is_inductor = then == "inductor"
+    fallback = rest.get(_FALLBACK, torch_private.inductor_setting(_FALLBACK))
+    entries = compiled.replace_in(module, declines and is_inductor, is_inductor and not fallback)
     made = compiler(module, inputs)  # which may ask Dynamo to begin again
     compiled.tell(f", {what}", entries)
     return made

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.compile_backend import losses, rotated, rotation
+from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.fusion.report import Entry, FuseReport
@@ -89,14 +90,14 @@ _reports = _Reports()
 tell, forget = _reports.add, _reports.clear
 
 
-def replace_in(module: GraphModule, declines: bool) -> list[Entry]:
+def replace_in(module: GraphModule, declines: bool, own_random: bool = False) -> list[Entry]:
     """Replaces the sites of a graph, and of the graphs that it calls (of checkpoints, branches, loops). declines:
-    whether those are left that inductor is as good at."""
+    whether those are left that inductor is as good at. own_random: whether random numbers may be other than eager's."""
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
-    return [entry for part in parts for entry in _replace_in(part, declines)]
+    return [entry for part in parts for entry in _replace_in(part, declines, own_random)]
 
 
-def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
+def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
     around = surroundings.regions(module.graph)
     attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, around)]
@@ -104,7 +105,11 @@ def _replace_in(module: GraphModule, declines: bool) -> list[Entry]:
     pairs, left = rotation.pairs(module.graph, around)
     rotated.replace(module, pairs)
     attended += [entry for pair in pairs for entry in _of_pair(pair)]
+    dropouts = KeyedDropouts(module) if own_random else None
     verdicts, unusable = regions_of.replace_in(module, declines)
+    if dropouts is not None:
+        dropouts.restore()
+        module.recompile()
     others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())
     return [*(entry for found in verdicts for entry in _of_region(*found, left)), *others, *attended]
 

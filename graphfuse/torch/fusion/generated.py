@@ -29,8 +29,8 @@ _REDUCTIONS = frozenset(
 )
 _MOVES = frozenset(
     "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "
-    "gather take_along_dim dropout native_dropout alpha_dropout feature_alpha_dropout bernoulli softsign tanhshrink "
-    "glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
+    "gather take_along_dim dropout keyed_dropout native_dropout alpha_dropout feature_alpha_dropout bernoulli softsign "
+    "tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
 )
 """What torch does not call pointwise, and inductor computes element by element."""
 _IDENTICAL = ("add", "sub", "cat", "same")

@@ -53,6 +53,8 @@ PARTS = frozenset(
 )
 """Names of other operations that may, whose meaning nobody asks for."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
+KEYED_DROPOUT = "keyed_dropout"
+"""Name of the operator of ours that stands in graphs until regions are chosen."""
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
 _USUAL_EXTENT = 64
@@ -84,7 +86,7 @@ def called(node: Node) -> str:
         return ""
     if isinstance(target, torch._ops.OpOverload):
         space, _, name = target._schema.name.partition("::")
-        return name if space in ("aten", "prims") else ""
+        return name if space in ("aten", "prims") or name == KEYED_DROPOUT else ""
     return name_of(target)
 
 

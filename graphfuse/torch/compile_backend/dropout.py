@@ -1,0 +1,88 @@
+"""Dropout in graphs that inductor compiles. With a key for its random numbers it can be a step of a region.
+
+Which elements are dropped is not what eager drops, as inductor's own kernels do not either.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphfuse.functional.operator import LIBRARY
+from graphfuse.functional.tensor_parameter import FLOATS
+from graphfuse.torch.fusion import cost, generated, surroundings
+from graphfuse.torch.fusion.meaning import KEYED_DROPOUT, called, value, writes
+from graphfuse.torch.fusion.new_nodes import put, record
+
+_KEYS = 2**24
+"""Seeds and offsets are float32, which has all integers up to this."""
+
+LIBRARY.define(
+    "keys(int count, Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
+)
+LIBRARY.impl(
+    "keys",
+    lambda count, device: torch.randint(0, _KEYS, (count,), dtype=torch.float32, device=device),
+    "CompositeExplicitAutograd",
+)
+torch.library.register_fake(
+    "graphfuse::keys", lambda count, device: torch.empty(count, dtype=torch.float32, device=device), lib=LIBRARY
+)
+LIBRARY.define(f"{KEYED_DROPOUT}(Tensor input, Tensor seed, Tensor offset, float probability) -> Tensor")
+torch.library.register_fake(
+    f"graphfuse::{KEYED_DROPOUT}", lambda input, seed, offset, probability: torch.empty_like(input), lib=LIBRARY
+)
+
+
+class KeyedDropouts:
+    """Dropouts of a graph with keys, of which regions take some."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._graph = module.graph
+        around = surroundings.regions(self._graph)
+        found = [n for n in self._graph.nodes if n not in around.nested and _is_suitable(n)]
+        self._plain = {node: (node.target, node.args, node.kwargs) for node in found}
+        self._keys: list[Node] = []
+        for device in {value(node).device: None for node in found}:
+            self._give_keys([node for node in found if value(node).device == device], device)
+
+    def _give_keys(self, nodes: Sequence[Node], device: torch.device) -> None:
+        with self._graph.inserting_before(nodes[0]):
+            keys = self._graph.call_function(torch.ops.graphfuse.keys.default, (2 * len(nodes), device))
+            record(keys, nodes[0], lambda x: x.new_empty(2 * len(nodes), dtype=torch.float32))
+        for n, node in enumerate(nodes):
+            with self._graph.inserting_before(node):
+                pair = [put(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
+            x, probability = _operands(node)
+            node.target, node.kwargs = getattr(torch.ops.graphfuse, KEYED_DROPOUT).default, {}
+            node.args = (x, *pair, probability)
+            self._keys += pair
+        self._keys.append(keys)
+
+    def restore(self) -> None:
+        """Those that no region has taken are what they were."""
+        for node in self._graph.nodes:
+            if node in self._plain:
+                target, args, kwargs = self._plain[node]
+                x, *_ = node.args
+                node.target = target
+                node.args, node.kwargs = ((x, *args[1:]), kwargs) if args else ((), kwargs | {"input": x})
+        for node in self._keys:
+            if not node.users:
+                self._graph.erase_node(node)
+
+
+def _operands(node: Node) -> tuple[Node, float]:
+    x = node.args[0] if node.args else node.kwargs["input"]
+    return x, node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+
+
+def _is_suitable(node: Node) -> bool:
+    if called(node) != "dropout" or generated.is_free(node) or writes(node):
+        return False
+    (x, probability), made = _operands(node), value(node)
+    if made is None or made.dtype not in FLOATS or made.device.type != cost.DEVICE or not made.dim():
+        return False
+    if hasattr(type(made), "__tensor_flatten__") or getattr(value(x), "dtype", None) is not made.dtype:
+        return False
+    return isinstance(probability, float) and 0 < probability < 1
