@@ -39,8 +39,8 @@ TABLE = (
     Op(
         "dropout",
         "With probability, each element of input on its own becomes 0, else input / (1 - probability). Those become 0\n"
-        "of which random_uniform is below probability: of seed and offset, integers of one element each, of the number\n"
-        "of the row that runs along the last axis, and of that of the element in it.",
+        "of which random_uniform is below probability: of seed and offset, integers of one element each, of the row's\n"
+        "number, which runs along the last axis, and of the number of the element in it.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
