@@ -124,9 +124,7 @@ class Expanding(Computing):
         """Columns of a part, where parts are what a node reduces; 0 where it is rows."""
         _, x = next((one for one in node.inputs if one[0] == "input"), node.inputs[0])
         last = len(axes.graph.tensors[x].dim) - 1
-        numbered = (
-            self.expansion.of_rows or self.expansion.positioned or any(port.over_rows for port in node.op.outputs)
-        )
+        numbered = self.expansion.of_rows or any(port.over_rows for port in node.op.outputs)
         return 0 if numbered or self.columns(axes.graph, node, axes.graph.tensors[x].dim) != (last,) else axes.part(x)
 
     def reduces(self, axes: Axes, node: Node) -> bool:
@@ -145,6 +143,19 @@ class Expanding(Computing):
                     values.refuse(f"{what}; accepted: one over all rows")
             elif t is not None and not isinstance(value, tuple):
                 values.make(t, value)
+
+
+class Positioned(Expanding):
+    """A node that computes each element by itself, from its position, too."""
+
+    alone = True
+
+    def suits(self, matched: Matched, node: Node) -> bool:
+        axes, dim = matched.axes, matched.graph.tensors[node.input("input")].dim
+        return dim == axes.dim and self.columns(axes.graph, node, dim) == axes.columns
+
+    def reduces(self, axes: Axes, node: Node) -> bool:
+        return False
 
 
 class Reducing(Computing):
@@ -253,7 +264,7 @@ class Rotating(Role):
 
 COMPUTING: Mapping[str, Role] = {
     **{name: Pointwise() for name, op in OPS.items() if op.pointwise},
-    **{name: Expanding(expansion) for name, expansion in EXPANSIONS.items()},
+    **{name: (Positioned if e.positioned else Expanding)(e) for name, e in EXPANSIONS.items()},
     "block_scale_quantize": Quantizing(),
     "gen_index": Numbering(),
     "reduction": Reducing(),
