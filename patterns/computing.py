@@ -145,8 +145,8 @@ class Expanding(Computing):
                 values.make(t, value)
 
 
-class Positioned(Expanding):
-    """A node that computes each element by itself, from its position, too."""
+class Drawing(Expanding):
+    """A node that computes each element by itself, and draws a random number for it."""
 
     alone = True
 
@@ -264,7 +264,7 @@ class Rotating(Role):
 
 COMPUTING: Mapping[str, Role] = {
     **{name: Pointwise() for name, op in OPS.items() if op.pointwise},
-    **{name: (Positioned if e.positioned else Expanding)(e) for name, e in EXPANSIONS.items()},
+    **{name: (Drawing if e.is_random else Expanding)(e) for name, e in EXPANSIONS.items()},
     "block_scale_quantize": Quantizing(),
     "gen_index": Numbering(),
     "reduction": Reducing(),

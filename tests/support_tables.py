@@ -106,6 +106,7 @@ SAMPLES: dict[str, Draw] = {
     "cross_entropy_backward": lambda g: g.cross_entropy_backward(
         statistic(g), tensor(g), tensor(g, (ROWS, 1), INT64), statistic(g)
     ),
+    "dropout": lambda g: g.dropout(normed(g), *(tensor(g, (1, 1), FLOAT) for _ in range(2)), probability=0.1),
     "gen_index": lambda g: g.mul(g.gen_index(tensor(g), axis=1), normed(g)),
     "gather_rows": lambda g: g.rotate_pairs(
         normed(g), *(g.gather_rows(tensor(g, (64, COLUMNS // 2)), tensor(g, (ROWS, 1), INT64)) for _ in range(2))

@@ -403,19 +403,6 @@ class OpMethods:
         """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
         up to 2^24. Of input only the shape counts. A negative axis counts from the last."""
 
-    def random_uniform(
-        self,
-        seed: Tensor | float,
-        offset: Tensor | float,
-        row: Tensor | float,
-        column: Tensor | float,
-        compute_data_type: data_type | Any = ...,
-        name: str = "",
-    ) -> Tensor:
-        """A random number from 0 up to 1, without 1, a multiple of 2^-24: of Philox 4x32 of ten rounds with the key
-        (seed, offset), the word column mod 4 of the counter (column / 4, row mod 2^32, row / 2^32, 0). All four
-        inputs are integers, column and key below 2^32."""
-
     def cmp_eq(
         self,
         input: Tensor | float,
@@ -553,10 +540,11 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """With probability, each element of input on its own becomes 0, else input / (1 - probability). Those become 0
-        of which random_uniform is below probability: of seed and offset, integers of one element each, of the
-        number
-        of the row that runs along the last axis, and of that of the element in it."""
+        """With probability, each element of input on its own becomes 0, else input / (1 - probability). Which ones
+        become 0 follows from seed and offset, integers of one element each below 2^24, and from places: those of
+        which a random number is below probability, the upper 24 bits, over 2^24, of the word column mod 4 of Philox
+        4x32 of seven rounds with key (seed, offset) and counter (column / 4, row mod 2^32, row / 2^32, 0). column
+        is the number along the last axis, row that among all others."""
 
     def matmul(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from graphfuse.base.errors import MalformedError
+from graphfuse.ops import references
 from graphfuse.ops.expansion import Join, RowArithmetic
 from graphfuse.ops.op import Attributes, Op
 from graphfuse.ops.reductions import REDUCTIONS
@@ -54,13 +55,12 @@ class TorchRows(RowArithmetic):
         numbers = self.t.arange(self.columns, dtype=self.like.dtype, device=self.like.device)
         return numbers.reshape([e if axis in self.axes else 1 for axis, e in enumerate(self.like.shape)])
 
-    def positions(self):
-        columns = math.prod(self.like.shape[axis] for axis in self.axes)
-        rows = [axis for axis in range(self.like.dim()) if axis not in self.axes]
-        order = [*rows, *self.axes]
-        found = self.t.arange(self.like.numel(), device=self.like.device).reshape([self.like.shape[a] for a in order])
-        found = found.permute([order.index(axis) for axis in range(self.like.dim())])
-        return found // max(columns, 1), found % max(columns, 1)
+    def random_uniform(self, seed, offset):
+        order = [*(axis for axis in range(self.like.dim()) if axis not in self.axes), *self.axes]
+        places = self.t.arange(self.like.numel(), device=self.like.device).reshape([self.like.shape[a] for a in order])
+        places = places.permute([order.index(axis) for axis in range(self.like.dim())])
+        columns = max(self.columns, 1)
+        return references.random_uniform(self.t, seed, offset, places // columns, places % columns)
 
     def _tensor(self, value):
         # A number as a tensor of no dimensions: torch would take two plain ones for float32.

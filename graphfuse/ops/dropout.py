@@ -24,8 +24,7 @@ def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, 
 
 
 def _dropout(e: RowArithmetic, x: Values, a: Attributes) -> Values:
-    row, column = e.positions()
-    drawn = e.op("random_uniform", seed=x["seed"], offset=x["offset"], row=row, column=column)
+    drawn = e.random_uniform(x["seed"], x["offset"])
     kept = e.op("cmp_ge", input=drawn, comparison=float(a["probability"]))
     scaled = e.op("mul", a=x["input"], b=1.0 / (1.0 - a["probability"]))
     return {"output": e.op("binary_select", input0=scaled, input1=0.0, mask=kept)}
@@ -38,13 +37,15 @@ def _of_kept(p: Pullback) -> object:
 TABLE = (
     Op(
         "dropout",
-        "With probability, each element of input on its own becomes 0, else input / (1 - probability). Those become 0\n"
-        "of which random_uniform is below probability: of seed and offset, integers of one element each, of the row's\n"
-        "number, which runs along the last axis, and of the number of the element in it.",
+        "With probability, each element of input on its own becomes 0, else input / (1 - probability). Which ones\n"
+        "become 0 follows from seed and offset, integers of one element each below 2^24, and from places: those of\n"
+        "which a random number is below probability, the upper 24 bits, over 2^24, of the word column mod 4 of Philox\n"
+        "4x32 of seven rounds with key (seed, offset) and counter (column / 4, row mod 2^32, row / 2^32, 0). column\n"
+        "is the number along the last axis, row that among all others.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
-        expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), positioned=True),
+        expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), is_random=True),
         attributes=(Attribute("probability", (float, int), required=True),),
         aten=("keyed_dropout.default input:input seed:seed offset:offset probability:probability",),
         vjp={"input": _of_kept, "seed": _NO_GRADIENT, "offset": _NO_GRADIENT},

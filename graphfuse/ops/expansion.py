@@ -52,8 +52,8 @@ class RowArithmetic(ABC):
         """The number of each element in its row, from 0."""
 
     @abstractmethod
-    def positions(self) -> tuple[object, object]:
-        """The number of each row, from 0, and that of each element in its row, as operands of random_uniform alone."""
+    def random_uniform(self, seed: object, offset: object) -> object:
+        """A number from 0 up to 1, without 1, for each element: a multiple of 2^-24, as ``dropout`` says."""
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ class Expansion:
     scalars: frozenset[str] = frozenset()  # input ports of one element in all
     of_columns: frozenset[str] = frozenset()  # those that are the same for all rows, however few there are
     of_rows: frozenset[str] = frozenset()  # those of one element a row, however few rows or columns there are
-    positioned: bool = False  # whether it asks for positions, which parts of rows have none of
+    is_random: bool = False  # whether it draws random numbers, which makes it one of an element by itself
     in_rows: bool = True  # whether kernels of rows take it

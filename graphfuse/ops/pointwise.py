@@ -422,17 +422,6 @@ TABLE = (
         attributes=(Attribute("axis", (int,), required=True),),
         vjp=JUMPS,
     ),
-    _pointwise(
-        "random_uniform",
-        "A random number from 0 up to 1, without 1, a multiple of 2^-24: of Philox 4x32 of ten rounds with the key\n"
-        "(seed, offset), the word column mod 4 of the counter (column / 4, row mod 2^32, row / 2^32, 0). All four\n"
-        "inputs are integers, column and key below 2^32.",
-        "seed offset row column",
-        "gf::random_uniform({seed}, {offset}, {row}, {column})",
-        references.random_uniform,
-        note="the same bits on all devices",
-        vjp=JUMPS,
-    ),
     _comparison("cmp_eq", "==", operator.eq, "eq", commutative=True),
     _comparison("cmp_neq", "!=", operator.ne, "ne", commutative=True),
     _comparison("cmp_gt", ">", operator.gt, "gt"),

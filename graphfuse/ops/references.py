@@ -36,7 +36,7 @@ def gen_index(t, x, a) -> dict[str, object]:
 def random_uniform(t, seed, offset, row, column):
     key0, key1, row, column = (of.to(t.int64) for of in (seed, offset, row, column))
     counter = (column & _WORD) >> 2, row & _WORD, (row >> 32) & _WORD, t.zeros_like(row)
-    for _ in range(10):
+    for _ in range(7):
         (high0, low0), (high1, low1) = (_product(of, by) for of, by in zip(counter[::2], _PHILOX, strict=True))
         counter = high1 ^ counter[1] ^ (key0 & _WORD), low1, high0 ^ counter[3] ^ (key1 & _WORD), low0
         key0, key1 = key0 + _WEYL[0], key1 + _WEYL[1]

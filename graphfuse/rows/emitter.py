@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import Join, RowArithmetic
+from graphfuse.rows.program import RANDOM
 from graphfuse.rows.steps import AnyStep, Chain, Column, Number, Operand, Reduce, RowNumber, Step
 
 _LOG2_E = 1.4426950408889634
@@ -43,5 +44,6 @@ class Emitter(RowArithmetic):
     def numbers(self) -> Chain:
         return self.op("identity", input=Column())
 
-    def positions(self) -> tuple[RowNumber, Column]:
-        return RowNumber(), Column(integer=True)
+    def random_uniform(self, seed: Operand, offset: Operand) -> Chain:
+        place = {"row": RowNumber(), "column": Column(integer=True)}
+        return self.op(RANDOM, seed=seed, offset=offset, **place)

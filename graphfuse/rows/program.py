@@ -29,7 +29,7 @@ from graphfuse.rows.steps import (
 )
 from graphfuse.rows.views import View
 
-SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"
+SWAP, DIVISOR, QUOTIENT, RANDOM = "swap_pairs", "divisor", "quotient", "random_uniform"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
 """Steps that join the elements of a part of a row, and have the result for each of them."""
 
@@ -49,11 +49,13 @@ FUSED = {
     SWAP: StepOp(""),
     DIVISOR: StepOp("gf::reciprocal_of_divisor({b})", Cost.FUNCTION),
     QUOTIENT: StepOp("gf::quotient({a}, {b}, {reciprocal}, exact)", Cost.FUNCTION),
+    RANDOM: StepOp("gf::random_uniform({seed}, {offset}, {row}, {column})", Cost.FUNCTION),
     **dict.fromkeys(OF_PARTS.values(), StepOp("", Cost.FUNCTION)),
 }
 """Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
 column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
-and a / b by that of b, for a piece of which each element is so (see ``division``); what the elements of its part of the
+and a / b by that of b, for a piece of which each element is so (see ``division``); the random number of an element's
+place; what the elements of its part of the
 row have together, `size` neighbouring columns."""
 
 

@@ -191,6 +191,12 @@ def rows() -> Iterator[Case]:
                 )
 
 
+def dropouts() -> Iterator[Case]:
+    key = {"seed": torch.full((1, 1, 1), 7.0, dtype=torch.float64), "offset": torch.ones(1, 1, 1, dtype=torch.float64)}
+    for probability in (0, 0.25, 0.9):
+        yield Case("dropout", {"input": DIM}, key, {"probability": probability})
+
+
 def moves() -> Iterator[Case]:
     for order in ((0, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 0)):
         yield Case("transpose", {"input": DIM}, attributes={"permutation": order})
@@ -248,7 +254,7 @@ def products() -> Iterator[Case]:
     yield Case("conv_fprop", {"image": (1, 2, 2, 3, 3), "weight": (3, 2, 1, 2, 2)}, attributes={"dilation": (1, 2, 1)})
 
 
-CASES = [*pointwise(), *reductions(), *norms(), *rows(), *moves(), *products()]
+CASES = [*pointwise(), *reductions(), *norms(), *rows(), *dropouts(), *moves(), *products()]
 
 
 @pytest.mark.some(150)

@@ -278,6 +278,14 @@ def _loss(d: _Drawer) -> bool:
     return d.node("cross_entropy", {"input": x, "target": target}, told, pooled=("loss", "logsumexp") if both else ())
 
 
+def _dropout(d: _Drawer) -> bool:
+    x = d.any((2, 3, 4))
+    if x is None:
+        return False
+    key = {port: d.numbers((1,) * len(x.dim), 1000) for port in ("seed", "offset")}
+    return d.node("dropout", {"input": x, **key}, {"probability": 0.4})
+
+
 def _product(d: _Drawer) -> bool:
     x = d.any((2, 3, 4))
     if x is None:
@@ -372,6 +380,7 @@ FAMILIES: Mapping[Callable[[_Drawer], bool], int] = {
     _of_given_statistics: 1,
     _of_channels: 1,
     _loss: 1,
+    _dropout: 1,
     _product: 2,
     _convolution: 2,
     _move: 3,

@@ -126,6 +126,26 @@ def _of_log_softmax(y: torch.Tensor) -> torch.Tensor:
     return torch.eye(y.shape[-1], dtype=y.dtype) - y.exp().unsqueeze(-2)
 
 
+def _philox(seed: int, offset: int, counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Words of Philox 4x32 of seven rounds, in Python's integers (Salmon et al., SC 2011)."""
+    word, key = 2**32 - 1, [seed, offset]
+    for _ in range(7):
+        one, other = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = (other >> 32) ^ counter[1] ^ key[0], other & word, (one >> 32) ^ counter[3] ^ key[1], one & word
+        key = [(key[0] + 0x9E3779B9) & word, (key[1] + 0xBB67AE85) & word]
+    return counter
+
+
+def _dropout(x: Values, a: Mapping[str, object]) -> Exact:
+    value = x["input"]
+    rows, columns = value.numel() // value.shape[-1], value.shape[-1]
+    key = int(x["seed"]), int(x["offset"])
+    words = [_philox(*key, (c // 4, r, 0, 0))[c % 4] for r in range(rows) for c in range(columns)]
+    kept = torch.tensor([word >> 8 for word in words]).reshape(value.shape) >= a["probability"] * 2**24
+    made = torch.where(kept, value / (1 - a["probability"]), 0.0)
+    return {"output": (made, made.abs())}
+
+
 def _losses(x: torch.Tensor, target: torch.Tensor, ignore_index=-100, label_smoothing=0.0, z_loss=0.0) -> torch.Tensor:
     rows, classes = x.flatten(0, -2), target.flatten().long()
     loss = functional.cross_entropy(
@@ -199,6 +219,12 @@ ROW_OPS = {
         {"grad": "src", "output": "src"},
         _by_jacobian(_of_log_softmax),
         given=lambda x: {"output": x["output"].log_softmax(-1)},
+    ),
+    "dropout": RowOp(
+        {"input": "src", "seed": "1", "offset": "1"},
+        _dropout,
+        tuple({"probability": p} for p in (0.25, 0, 0.9)),
+        lambda x: {"seed": torch.full((1, 1, 1), 2.0**24 - 1), "offset": torch.full((1, 1, 1), 1234567.0)},
     ),
     "cross_entropy": RowOp({"input": "src", "target": "sr"}, _cross_entropy, _LOSSES, middle=9.0, spread=3.0),
     "cross_entropy_backward": RowOp(

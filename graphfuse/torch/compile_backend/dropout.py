@@ -18,7 +18,7 @@ _KEYS = 2**24
 """Seeds and offsets are float32, which has all integers up to this."""
 
 LIBRARY.define(
-    "keys(int count, Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
+    "keys(int count, *, Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
 )
 LIBRARY.impl(
     "keys",
@@ -48,7 +48,7 @@ class KeyedDropouts:
 
     def _give_keys(self, nodes: Sequence[Node], device: torch.device) -> None:
         with self._graph.inserting_before(nodes[0]):
-            keys = self._graph.call_function(torch.ops.graphfuse.keys.default, (2 * len(nodes), device))
+            keys = self._graph.call_function(torch.ops.graphfuse.keys.default, (2 * len(nodes),), {"device": device})
             record(keys, nodes[0], lambda x: x.new_empty(2 * len(nodes), dtype=torch.float32))
         for n, node in enumerate(nodes):
             with self._graph.inserting_before(node):
@@ -60,7 +60,7 @@ class KeyedDropouts:
         self._keys.append(keys)
 
     def restore(self) -> None:
-        """Those that no region has taken are what they were."""
+        """Make those that no region has taken what they were."""
         for node in self._graph.nodes:
             if node in self._plain:
                 target, args, kwargs = self._plain[node]
