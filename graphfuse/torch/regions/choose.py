@@ -239,7 +239,9 @@ class _Component:
             if self._translation.part(owner):
                 self._translation.why.setdefault(owner, refused)
         for numbers in kernels:
-            yield tuple(assembled.steps[n] for n in numbers)
+            steps = tuple(assembled.steps[n] for n in numbers)
+            if any(step.op in _ANCHORS for step in steps):
+                yield steps
 
     def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
         return _Assembled.of(steps, self._visible, self._translation)
