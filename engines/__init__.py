@@ -3,11 +3,12 @@
 from graphfuse.engines.cudnn import CudnnEngine
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
+from graphfuse.engines.torch_calls import TorchEngine
 
 if __name__ != "graphfuse.engines":  # found on the path in the repository's root: all would exist twice
     raise ImportError("this folder is installed under another name: import graphfuse.engines")
 
-ALL = (RowEngine(), ReferenceEngine())
+ALL = (RowEngine(), TorchEngine(), ReferenceEngine())
 
 ON_REQUEST = (CudnnEngine(),)
 """Engines that are used only where they are named, or the environment asks for them."""

@@ -1,0 +1,144 @@
+"""Attention by the kernels that torch has for it: cuDNN's, flash attention, memory-efficient attention.
+
+All keep scores and sums in float32, and round exponentials to the type of what is read. Torch's own arithmetic of
+several steps, which rounds scores, is never used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import diagonal_alignment
+from graphfuse.contract.engine import No
+from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
+
+WIDEST = 256
+"""Columns of q, k and v at most."""
+
+_NARROW = (data_type.BFLOAT16, data_type.HALF)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What rows attend to. left, right: how far from the diagonal; None for all the way. uneven: whether there are
+    other rows of q than of k, the last of which lie on the diagonal."""
+
+    left: int | None
+    right: int | None
+    uneven: bool
+
+    @property
+    def plain(self) -> bool:
+        """True if it is none, or causal in the only way that there is."""
+        return self.left is None and (self.right is None or self.right == 0 and not self.uneven)
+
+
+def attention(facts: Subgraph) -> TorchCall | No:
+    """The node alone."""
+    (node,) = facts.nodes
+    tensors = facts.graph.tensors
+    q, k, v = (tensors[node.input(port)] for port in "qkv")
+    outputs = [tensors[t] for _, t in node.outputs]
+    found = _mask(node, q, k)
+    if isinstance(found, No):
+        return found
+    if why := multiplied(q, k, v) or next(filter(None, map(unfit, outputs)), None) or _kinds(node, q, v, outputs):
+        return No(why)
+    scale, numbers = 1.0, ()
+    given = node.input("attn_scale")
+    if given is not None:
+        t = tensors[given]
+        if not t.by_value and t.value is None:
+            return No(f"{t} is read from memory; accepted: attn_scale as a number")
+        scale, numbers = t.value, () if t.value is not None else (given,)
+    run = partial(_run, found, len(outputs) > 1, _Chosen(), scale)
+    return TorchCall((*map(Seen.of, (q, k, v)), *map(Seen.of, outputs)), run, numbers)
+
+
+def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Mask | No:
+    a, (rows, others) = dict(node.attributes), (q.dim[2], k.dim[2])
+    left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
+    if left is None and right is None:
+        return Mask(None, None, False)
+    if rows == others:
+        return Mask(left, right, False)
+    if a["diagonal_alignment"] is diagonal_alignment.TOP_LEFT:
+        return No(f"{node} has a diagonal from the top left of {rows} x {others} scores; accepted: to the bottom right")
+    if rows > others:
+        return No(f"{node} has rows of q with nothing to attend to; accepted: at most the {others} rows of k")
+    return Mask(left, right, True)
+
+
+def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTensor]) -> str | None:
+    o, *stats = outputs
+    if node.input("bias") is not None:
+        return f"{node} has a bias; accepted: none"
+    if q.dtype not in _NARROW:
+        return f"{q} is wide; accepted: {', '.join(t.name for t in _NARROW)}"
+    if q.dim[3] != v.dim[3]:
+        return f"{q} and {v} have other columns; accepted: as many"
+    if q.dim[3] % 8 or not 0 < q.dim[3] <= WIDEST:
+        return f"{q} has {q.dim[3]} columns; accepted: multiples of 8 up to {WIDEST}"
+    if o.dtype is not q.dtype:
+        return f"{o} is not of q's type; accepted: {q.dtype.name}"
+    if any(t.dtype is not data_type.FLOAT for t in stats):
+        return f"{stats[0]} is no FLOAT; accepted: FLOAT"
+    if not o.elements:
+        return f"{o} has no elements"
+    return None
+
+
+class _Chosen:
+    """The kernel that torch chose when it was first asked for one with these tensors."""
+
+    kernel: "Callable[..., tuple] | None" = None
+
+
+def _run(mask: Mask, stats: bool, chosen: _Chosen, scale: float | None, torch, q, k, v, *rest) -> None:
+    outputs, numbers = rest[: 1 + stats], rest[1 + stats :]
+    scale = numbers[0] if numbers else scale
+    if chosen.kernel is None:
+        chosen.kernel = _kernel(torch, mask, q, k, v, scale)
+    made = chosen.kernel(torch, mask, q, k, v, scale, stats)
+    outputs[0].copy_(made[0])
+    if stats:
+        outputs[1].copy_(made[1][:, :, : q.shape[2]].reshape(outputs[1].shape))
+
+
+def _kernel(torch, mask: Mask, q, k, v, scale: float) -> Callable[..., tuple]:
+    if not mask.plain:
+        return _flash
+    if not q.is_cuda:
+        return _on_cpu
+    grouped = q.shape[1] != k.shape[1]
+    causal = mask.right is not None
+    number = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
+    cudnn = number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
+    return _cudnn if cudnn else _flash
+
+
+def _cudnn(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
+    causal = mask.right is not None
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, stats, 0.0, causal, False, scale=scale
+    )
+
+
+def _flash(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    causal = mask.left is None and mask.right == 0
+    left = None if mask.left is None else mask.left - 1
+    right = None if causal else mask.right
+    rows, others = q.shape[1], k.shape[1]
+    made = torch.ops.aten._flash_attention_forward(
+        q, k, v, None, None, rows, others, 0.0, causal, False, scale=scale, window_size_left=left,
+        window_size_right=right,
+    )
+    return made[0].transpose(1, 2), made[1]
+
+
+def _on_cpu(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
+    causal = mask.right is not None
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)

@@ -1,0 +1,132 @@
+"""The engine: which nodes it takes, and their call by raw addresses on the caller's stream."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import ClassVar
+
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, numerical_note
+from graphfuse.base.errors import DeviceError
+from graphfuse.contract import memory
+from graphfuse.contract.engine import Address, Engine, FrozenCall, HostScalar, No, NoKnobs, Prepared, Site
+from graphfuse.contract.served import Served
+from graphfuse.engines.torch_calls import streams
+from graphfuse.engines.torch_calls.attention import attention
+from graphfuse.engines.torch_calls.call import Seen, TorchCall
+from graphfuse.engines.torch_calls.convolutions import convolution
+from graphfuse.engines.torch_calls.products import matmul
+from graphfuse.engines.torch_calls.settings import holding
+from graphfuse.op_graph.ir import Subgraph
+from graphfuse.patterns.epilogues import EpilogueFacts
+
+CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
+    "matmul": matmul,
+    **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), convolution),
+    "sdpa": attention,
+}
+"""By the op that a match starts from."""
+
+_KEPT = 64  # tensors over addresses that were given
+
+
+class TorchEngine(Engine[EpilogueFacts, NoKnobs]):
+    """Products, convolutions and attention by one call of torch, which reads and writes tensors where they lie.
+
+    Numerics: sums are in float32 whatever torch is set to, and a result is rounded once. float32 is multiplied as it
+    is. Attention rounds exponentials to q's type before it multiplies them with v.
+    """
+
+    name: ClassVar[str] = "torch"
+    facts: ClassVar[type] = EpilogueFacts
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
+    serves: ClassVar[Served] = Served(frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True)
+
+    def why_not(self, facts: EpilogueFacts, device: Device) -> No | None:
+        if device.kind != "cuda":
+            return No(f"torch's kernels for CUDA do not run on {device}")
+        found = made(facts.subgraph)
+        return found if isinstance(found, No) else None
+
+    def notes(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
+        node = facts.subgraph.nodes[0]
+        rounded = "; exponentials are rounded to q's type" if node.op_name == "sdpa" else ""
+        return (f"torch: sums in FLOAT in an order of the kernel's own{rounded}",)
+
+    def numerical_notes_of(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:
+        node, tensors = facts.subgraph.nodes[0], facts.subgraph.graph.tensors
+        narrow = tensors[node.inputs[0][1]].dtype is not data_type.FLOAT
+        return frozenset({numerical_note.TENSOR_CORE} if narrow else ())
+
+    def prepare(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
+        call = made(facts.subgraph)
+        assert isinstance(call, TorchCall)
+        arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
+        frozen = FrozenCall(arguments, by_address(call, device))
+        return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
+
+
+def made(facts: Subgraph) -> TorchCall | No:
+    """Torch's call for a product and what follows it, or the first reason why it has none."""
+    node = facts.nodes[0]
+    found = CALLS.get(node.op_name)
+    return No(f"torch's kernels for {node} are not used; accepted: {', '.join(CALLS)}") if found is None else found(facts)
+
+
+def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
+    """`call`, given a stream, the addresses of what it is given, and numbers."""
+    ready: Ready | None = None
+    known: dict[tuple[float, ...], list[object]] = {}
+    count = len(call.seen)
+
+    def started(stream: int, *values: float) -> None:
+        nonlocal ready
+        try:
+            tensors = known[values[:count]]
+        except KeyError:
+            # Torch is imported by the first call: plans are also made where no graph is run.
+            ready = ready or Ready.of(call, device)
+            if len(known) >= _KEPT:
+                known.clear()
+            tensors = known[values[:count]] = views(ready.torch, call.seen, values, device)
+        assert ready is not None
+        try:
+            if ready.is_current(stream):
+                ready.run(*tensors, *values[count:])
+            else:
+                with memory.on(ready.torch, device, stream):
+                    ready.run(*tensors, *values[count:])
+        except RuntimeError as error:
+            raise DeviceError(f"torch: {' '.join(str(error).split())}") from error
+
+    return started
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A call with torch. is_current: whether work goes to a stream as it is. run: given tensors and numbers."""
+
+    torch: ModuleType
+    is_current: Callable[[int], bool]
+    run: Callable[..., None]
+
+    @staticmethod
+    def of(call: TorchCall, device: Device) -> "Ready":
+        import torch
+
+        return Ready(torch, streams.current(torch, device), holding(torch, call.settings, partial(call.run, torch)))
+
+
+def views(torch, seen: tuple[Seen, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
+    """Tensors over the memory at addresses, which callers keep alive."""
+    with torch.inference_mode(False):  # else calls outside that mode could not write to them
+        return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=False)]
+
+
+def _view(torch, seen: Seen, address: int, device: Device):
+    dtype = getattr(torch, seen.dtype.facts.torch)
+    if not seen.nbytes:
+        return torch.empty(seen.dim, dtype=dtype, device=device.memory)
+    return memory.wrap(torch, address, seen.nbytes, device).view(dtype).as_strided(seen.dim, seen.stride)
