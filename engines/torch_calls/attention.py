@@ -121,9 +121,7 @@ def _kernel(torch, mask: Mask, q, k, v, scale: float) -> Callable[..., tuple]:
 
 def _cudnn(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
     causal = mask.right is not None
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, stats, 0.0, causal, False, scale=scale
-    )
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, stats, 0.0, causal, False, scale=scale)
 
 
 def _flash(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
@@ -133,7 +131,18 @@ def _flash(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
     right = None if causal else mask.right
     rows, others = q.shape[1], k.shape[1]
     made = torch.ops.aten._flash_attention_forward(
-        q, k, v, None, None, rows, others, 0.0, causal, False, scale=scale, window_size_left=left,
+        q,
+        k,
+        v,
+        None,
+        None,
+        rows,
+        others,
+        0.0,
+        causal,
+        False,
+        scale=scale,
+        window_size_left=left,
         window_size_right=right,
     )
     return made[0].transpose(1, 2), made[1]

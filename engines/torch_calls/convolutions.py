@@ -149,9 +149,7 @@ def _dgrad(window: Window, torch, loss, weight, out) -> None:
         given = (None, window.stride, window.padding, window.dilation, True, left, window.groups)
         made = aten.convolution(loss, weight, *given)
     if window.apart:
-        inner = [
-            slice(before, before + extent) for before, extent in zip(window.before, out.shape[2:], strict=True)
-        ]
+        inner = [slice(before, before + extent) for before, extent in zip(window.before, out.shape[2:], strict=True)]
         made = made[(..., *inner)]
     _store(torch, window, out, made)
 

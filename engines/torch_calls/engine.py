@@ -72,7 +72,9 @@ def made(facts: Subgraph) -> TorchCall | No:
     """Torch's call for a product and what follows it, or the first reason why it has none."""
     node = facts.nodes[0]
     found = CALLS.get(node.op_name)
-    return No(f"torch's kernels for {node} are not used; accepted: {', '.join(CALLS)}") if found is None else found(facts)
+    return (
+        No(f"torch's kernels for {node} are not used; accepted: {', '.join(CALLS)}") if found is None else found(facts)
+    )
 
 
 def by_address(call: TorchCall, device: Device) -> Callable[..., None]:

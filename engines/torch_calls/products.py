@@ -88,7 +88,9 @@ def _bias(facts: Subgraph, a: FrozenTensor, c: FrozenTensor) -> Seen | No:
         return No(f"{bias} is no bias of the {columns} columns; {alone}" if bias.elements != columns else str(why))
     for t in (bias, c):
         if t.dtype is not a.dtype:
-            return No(f"{t} is not of {a.dtype.name}, as what is multiplied; accepted: a bias and a result of that type")
+            return No(
+                f"{t} is not of {a.dtype.name}, as what is multiplied; accepted: a bias and a result of that type"
+            )
     return Seen.of(bias, (columns,), (bias.stride[-1],))
 
 

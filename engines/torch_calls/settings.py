@@ -51,9 +51,7 @@ EXACT_PRODUCTS = {
 """Settings under which cuBLAS adds up in float32 and reads float32 as it is, by the type of what is multiplied."""
 
 
-def holding(
-    torch, wanted: Sequence[tuple[str, object]], run: Callable[..., None]
-) -> Callable[..., None]:
+def holding(torch, wanted: Sequence[tuple[str, object]], run: Callable[..., None]) -> Callable[..., None]:
     """`run`, during which settings have the wanted values. They have their own again when it returns."""
     if not wanted:
         return run

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse import DeviceError, convolution_mode, data_type, diagonal_alignment, heur_mode
+from graphfuse import DeviceError, convolution_mode, diagonal_alignment, heur_mode
 from graphfuse.base.device import CPU, for_arch
-from graphfuse.engines.torch_calls import TorchEngine
+from graphfuse.engines.torch_calls import TorchEngine, settings
 from graphfuse.engines.torch_calls import engine as calls
-from graphfuse.engines.torch_calls import settings
 from graphfuse.engines.torch_calls.call import TorchCall
 from graphfuse.op_graph.ir import Subgraph
 from graphfuse.patterns import epilogues

@@ -1,0 +1,440 @@
+"""Products, convolutions and attention by the engine of torch's kernels, beside the plain calls of torch.
+
+    python -m graphfuse.benchmarks.programs.torch_products [--record FOLDER]
+
+First, small problems of all kinds against float64, whatever torch is set to. Then times: of the GPU, of a call in a
+captured graph, all in turns; of the host, of a call of a problem so small that the GPU waits for it; and, of one call,
+that of the reference engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINES = ("rows", "torch", "reference")
+OURS, PLAIN, REFERENCE = "graphfuse", "torch", "reference engine"
+LIMIT = 1.1
+CALLS, ROUNDS = 200, 30
+
+
+@dataclass
+class Problem:
+    """One graph and the same by torch.
+
+    draw: adds the nodes to a graph, given it and its tensors by name; returns the output. plain: the same by torch's
+    calls, given tensors by name. exact: the same in float64. read: inputs by name. out: like what is written.
+    tolerance: of elements, and of the largest one. settings: of torch's, while it is checked.
+    """
+
+    name: str
+    draw: Callable[..., object]
+    plain: Callable[..., object]
+    read: dict[str, torch.Tensor]
+    out: torch.Tensor
+    tolerance: tuple[float, float]
+    settings: dict[str, object] = field(default_factory=dict)
+
+    def graph(self, engines: Sequence[str]):
+        import graphfuse as gf
+
+        graph = gf.pygraph(self.name, io_data_type=_named(self.out.dtype), intermediate_data_type=gf.data_type.FLOAT)
+        tensors = {name: graph.tensor_like(t) for name, t in self.read.items()}
+        made = self.draw(graph, **tensors)
+        made.set_output().set_name("out").set_data_type(_named(self.out.dtype))
+        made.set_dim(list(self.out.shape)).set_stride(list(self.out.stride()))
+        graph.build([gf.heur_mode.A], engines=list(engines))
+        return graph, {**{tensors[name]: t for name, t in self.read.items()}, made: self.out}
+
+    def call(self, engines: Sequence[str] = ENGINES) -> tuple[Callable[[], object], str]:
+        """What runs the graph, and the name of its plan."""
+        graph, pack = self.graph(engines)
+        space = _space(graph.get_workspace_size())
+        return lambda: graph.execute(pack, space), graph.get_plan_name_at_index(0)
+
+    def by_torch(self) -> Callable[[], object]:
+        return lambda: self.plain(**self.read)
+
+    def distance(self, got: torch.Tensor) -> float:
+        """How far it is from float64, over what is accepted."""
+        exact = self.plain(**{name: t.double() for name, t in self.read.items()})
+        near, floor = self.tolerance
+        accepted = near * exact.abs() + floor * exact.abs().max()
+        return float(((got.double() - exact).abs() / accepted).max())
+
+
+def _space(size: int):
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+
+
+def _named(dtype: torch.dtype):
+    from graphfuse.base.dtypes import from_foreign
+
+    return from_foreign(dtype)
+
+
+def drawn(*shape: int, dtype: str = "bfloat16", last: bool = False, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    import torch
+
+    x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)) * scale
+    x = x.to(getattr(torch, dtype))
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+ONE_ROUNDING = {"bfloat16": (2.0**-8, 2.0**-15), "float16": (2.0**-11, 2.0**-15), "float32": (2.0**-20, 2.0**-20)}
+"""Of a result; and what sums in float32 lose, over the largest."""
+ROUNDED_INSIDE = (2.0**-7, 2.0**-7)
+"""Of attention, whose exponentials are rounded."""
+
+
+def product(
+    batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bfloat16", after: str = "", **more
+) -> Problem:
+    """after: "bias", "bias relu", "bias gelu", or nothing."""
+    import torch
+
+    a, b = drawn(*batch, m, k, dtype=dtype), drawn(*batch, k, n, dtype=dtype, seed=1, scale=k**-0.5)
+    read = {"a": a, "b": b}
+    if after:
+        read["bias"] = drawn(*[1] * len(batch), 1, n, dtype=dtype, seed=2)
+    activation = after.removeprefix("bias").strip()
+
+    def draw(g, a, b, bias=None):
+        y = g.matmul(a, b)
+        y = y if bias is None else g.bias(y, bias)
+        return getattr(g, activation)(y) if activation else y
+
+    def plain(a, b, bias=None):
+        # As users write it: a linear layer, then a function.
+        y = torch.matmul(a, b) if bias is None or batch else torch.addmm(bias.flatten(), a, b)
+        y = y if bias is None or not batch else y + bias
+        return getattr(torch.nn.functional, activation)(y) if activation else y
+
+    name = " ".join(filter(None, ("matmul", "x".join(map(str, (*batch, m, n, k))), dtype, after)))
+    out = torch.empty(*batch, m, n, dtype=a.dtype, device="cuda")
+    return Problem(name, draw, plain, read, out, ONE_ROUNDING[dtype], **more)
+
+
+def convolution(
+    kind: str, shape: tuple[int, ...], taps: int, last: bool, dtype: str = "bfloat16", after: str = "", **more
+) -> Problem:
+    """kind: fprop, dgrad or wgrad. shape: (batch, channels, height, width, channels made)."""
+    import torch
+
+    n, c, h, w, made = shape
+    image = drawn(n, c, h, w, dtype=dtype, last=last)
+    weight = drawn(made, c, taps, taps, dtype=dtype, last=last, seed=1, scale=(c * taps * taps) ** -0.5)
+    loss = drawn(n, made, h, w, dtype=dtype, last=last, seed=2)
+    pad, gradients = taps // 2, torch.nn.grad
+    bias = {"bias": drawn(1, made, 1, 1, dtype=dtype, seed=3)} if after else {}
+    convolved = torch.nn.functional.conv2d
+
+    def draw_fprop(g, image, weight, bias=None):
+        y = g.conv_fprop(image, weight, padding=[pad, pad])
+        return y if bias is None else g.relu(g.bias(y, bias))
+
+    def plain_fprop(image, weight, bias=None):
+        y = convolved(image, weight, None if bias is None else bias.flatten(), padding=pad)
+        return y if bias is None else torch.relu(y)
+
+    cases = {
+        "fprop": (draw_fprop, plain_fprop, {"image": image, "weight": weight, **bias}, loss),
+        "dgrad": (
+            lambda g, loss, filter: g.conv_dgrad(loss, filter, padding=[pad, pad]).set_dim(list(image.shape)),
+            lambda loss, filter: gradients.conv2d_input(image.shape, filter, loss, padding=pad),
+            {"loss": loss, "filter": weight},
+            image,
+        ),
+        "wgrad": (
+            lambda g, image, loss: g.conv_wgrad(image, loss, padding=[pad, pad]).set_dim(list(weight.shape)),
+            lambda image, loss: gradients.conv2d_weight(image, weight.shape, loss, padding=pad),
+            {"image": image, "loss": loss},
+            weight,
+        ),
+    }
+    draw, plain, read, like = cases[kind]
+    name = f"conv {kind} {'x'.join(map(str, shape))} {taps}x{taps} {'NHWC' if last else 'NCHW'} {dtype} {after}".strip()
+    return Problem(name, draw, plain, read, torch.empty_like(like), ONE_ROUNDING[dtype], **more)
+
+
+def attention(
+    shape: tuple[int, ...], causal: bool, heads: int = 0, window: int = 0, dtype: str = "bfloat16", **more
+) -> Problem:
+    """shape: (batch, heads, rows, columns). heads: of k and v. window: how many rows of k each row attends to."""
+    import torch
+
+    batch, count, rows, columns = shape
+    of_k = (batch, heads or count, rows, columns)
+    read = {
+        "q": drawn(*shape, dtype=dtype),
+        "k": drawn(*of_k, dtype=dtype, seed=1),
+        "v": drawn(*of_k, dtype=dtype, seed=2),
+    }
+    scale = columns**-0.5
+    asked = {"use_causal_mask": True} if causal else {}
+    if window:
+        asked["sliding_window_length"] = window
+
+    def draw(g, q, k, v):
+        return g.sdpa(q, k, v, attn_scale=scale, is_inference=True, **asked)[0]
+
+    def plain(q, k, v):
+        mask = None
+        if window:
+            mask = torch.ones(rows, rows, dtype=torch.bool, device="cuda").triu(1 - window)
+            mask = mask.tril() if causal else mask
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=heads not in (0, count)
+        )
+
+    parts = [
+        "sdpa",
+        "x".join(map(str, shape)),
+        dtype,
+        "causal" if causal else "",
+        f"{heads} heads of k" if heads else "",
+    ]
+    parts.append(f"window {window}" if window else "")
+    out = torch.empty_like(read["q"])
+    return Problem(" ".join(filter(None, parts)), draw, plain, read, out, ROUNDED_INSIDE, **more)
+
+
+def checks() -> Iterator[Problem]:
+    """Small problems of all kinds."""
+    for dtype, batch, after in itertools.product(
+        ("bfloat16", "float16", "float32"), ((), (3,), (2, 3)), ("", "bias", "bias relu", "bias gelu")
+    ):
+        yield product(batch, 160, 96, 512, dtype, after)
+    for allowed in (True, False):
+        yield product((), 256, 256, 4096, "float32", settings={"allow_tf32": allowed})
+        yield product((), 64, 64, 65536, "bfloat16", settings={"allow_bf16_reduced_precision_reduction": allowed})
+        yield product((), 64, 64, 65536, "float16", settings={"allow_fp16_reduced_precision_reduction": allowed})
+        yield product((), 64, 64, 65536, "float16", settings={"allow_fp16_accumulation": allowed})
+    for kind, last, dtype in itertools.product(
+        ("fprop", "dgrad", "wgrad"), (True, False), ("bfloat16", "float16", "float32")
+    ):
+        yield convolution(kind, (4, 32, 20, 24, 48), 3, last, dtype)
+    for last in (True, False):
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu")
+    for causal, heads, dtype in itertools.product((True, False), (0, 2), ("bfloat16", "float16")):
+        yield attention((2, 8, 200, 64), causal, heads, dtype=dtype)
+    yield attention((2, 8, 200, 64), True, window=17)
+    yield attention((2, 8, 200, 128), False, window=33)
+
+
+def measured() -> Iterator[Problem]:
+    """Problems that are timed."""
+    yield product((), 4096, 4096, 4096)
+    yield product((), 4096, 4096, 4096, "float16")
+    yield product((), 4096, 4096, 4096, "float32")
+    yield product((32,), 1024, 1024, 1024)
+    yield product((), 4096, 4096, 4096, after="bias")
+    yield product((), 4096, 4096, 4096, after="bias relu")
+    yield product((), 4096, 4096, 4096, after="bias gelu")
+    yield product((), 4096, 14336, 4096, after="bias gelu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True)
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, False)
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias relu")
+    yield convolution("dgrad", (32, 256, 56, 56, 256), 3, True)
+    yield convolution("wgrad", (32, 256, 56, 56, 256), 3, True)
+    yield attention((2, 16, 4096, 128), True)
+    yield attention((2, 16, 4096, 128), False)
+    yield attention((2, 32, 4096, 128), True, heads=8)
+
+
+TINY = (
+    lambda: product((), 64, 64, 64),
+    lambda: convolution("fprop", (1, 32, 8, 8, 32), 3, True),
+    lambda: attention((1, 2, 64, 64), True),
+)
+"""Problems whose calls are timed on the host."""
+
+
+def checked(problem: Problem) -> dict:
+    """The record's entry of a check: the distances of ours and of torch's own call over what is accepted."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    before = {name: getattr(matmul, name) for name in problem.settings}
+    try:
+        for name, value in problem.settings.items():
+            setattr(matmul, name, value)
+        call, plan = problem.call()
+        problem.out.fill_(float("nan"))
+        call()
+        kept = {name: getattr(matmul, name) for name in before} == problem.settings
+        ours, plain = problem.distance(problem.out), problem.distance(problem.by_torch()())
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+    settings = ", ".join(f"{name}={value}" for name, value in problem.settings.items())
+    return {
+        "name": f"{problem.name} {settings}".strip(),
+        "plan": plan,
+        "distance": ours,
+        "torch": plain,
+        "settings_kept": kept,
+    }
+
+
+def compared(problem: Problem) -> dict:
+    """The record's entry of a problem that is timed."""
+    import torch
+
+    from graphfuse.runtime import timing
+
+    call, plan = problem.call()
+    slow, _ = problem.call(("reference",))
+    problem.out.fill_(float("nan"))
+    call()
+    distance = problem.distance(problem.out)
+    times = timing.compare([timing.capture([each]) for each in (call, problem.by_torch())])
+    reference = timing.measure([slow], limit=1000.0)
+    torch.cuda.empty_cache()
+    return {
+        "name": problem.name,
+        "plan": plan,
+        "distance": distance,
+        "us": {
+            n: {"median": t.median, "low": t.low, "high": t.high}
+            for n, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)
+        },
+    }
+
+
+def _entry(of: Callable[[Problem], dict], problem: Problem) -> dict:
+    """What `of` has of a problem, or its error: one that fails leaves the others their place in the record."""
+    try:
+        return of(problem)
+    except Exception as error:
+        return {"name": problem.name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+
+
+def on_host() -> dict[str, dict[str, dict[str, float]]]:
+    """Microseconds of a call on the host, ours and torch's, by problem."""
+    import torch
+
+    def sampler(call: Callable[[], object]) -> Callable[[], float]:
+        def sample() -> float:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            took = time.perf_counter() - start
+            torch.cuda.synchronize()
+            return took / CALLS * 1e6
+
+        return sample
+
+    found = {}
+    for made in TINY:
+        problem = made()
+        call, _ = problem.call()
+        taken = turns.take({OURS: sampler(call), PLAIN: sampler(problem.by_torch())}, ROUNDS)
+        found[problem.name] = {name: turns.quartiles(samples) for name, samples in taken.items()}
+    return found
+
+
+def _ratio(content: dict) -> tuple[float, str] | None:
+    cases = (case for case in content["cases"] if "error" not in case)
+    return max(
+        ((case["us"][OURS]["median"] / case["us"][PLAIN]["median"], case["name"]) for case in cases), default=None
+    )
+
+
+def _distance(content: dict) -> tuple[float, str] | None:
+    cases = (case for case in (*content["checks"], *content["cases"]) if "error" not in case)
+    return max(((case["distance"], case["name"]) for case in cases), default=None)
+
+
+TARGETS = (
+    Target("time over torch's, at worst", LIMIT, False, _ratio),
+    Target("distance from float64 over what is accepted, at worst", 1.0, False, _distance),
+)
+
+
+def tables_of(content: dict) -> Iterator[tables.Table]:
+    def us(found: dict) -> str:
+        return f"{found['median']:.1f} ({found['low']:.1f} to {found['high']:.1f})"
+
+    failed = [case for case in (*content["checks"], *content["cases"]) if "error" in case]
+    yield tables.Table(
+        "problems that ended in an error", ("problem", "error"), [(c["name"], c["error"]) for c in failed], 2
+    )
+    found = [case for case in content["checks"] if "error" not in case]
+    wrong = [c for c in found if not c["distance"] <= 1.0 or not c["settings_kept"] or "torch" not in c["plan"]]
+    yield tables.Table(
+        f"{len(content['checks'])} checks against float64; those that fail, or that torch's engine does not run",
+        ("problem", "plan", "distance over accepted", "torch's own", "settings kept"),
+        [(c["name"], c["plan"], f"{c['distance']:.3g}", f"{c['torch']:.3g}", str(c["settings_kept"])) for c in wrong],
+    )
+    yield tables.Table(
+        "microseconds of a call on the host: median (quartiles)",
+        ("problem", OURS, PLAIN),
+        [
+            (
+                name,
+                *(f"{us[way]['median']:.2f} ({us[way]['low']:.2f} to {us[way]['high']:.2f})" for way in (OURS, PLAIN)),
+            )
+            for name, us in content["host_us"].items()
+        ],
+    )
+    yield tables.Table(
+        "microseconds of a call on the GPU: median (least to most)",
+        ("problem", "plan", OURS, PLAIN, "ratio", "distance over accepted", REFERENCE),
+        [
+            (
+                case["name"],
+                case["plan"].partition("[")[0],
+                us(case["us"][OURS]),
+                us(case["us"][PLAIN]),
+                f"{case['us'][OURS]['median'] / case['us'][PLAIN]['median']:.3f}",
+                f"{case['distance']:.3g}",
+                f"{case['us'][REFERENCE]['median']:.0f}",
+            )
+            for case in content["cases"]
+            if "error" not in case
+        ],
+    )
+    yield tables.judged(TARGETS, content)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write torch-products-DEVICE.json into FOLDER")
+    given = parser.parse_args(arguments)
+    if reason := record.gpu_needed("torch_products"):
+        parser.exit(2, f"{reason}\n")
+    from rich.console import Console
+
+    with untuned():
+        content = {
+            "versions": {"torch": record.version("torch")},
+            "checks": [_entry(checked, problem) for problem in checks()],
+            "host_us": on_host(),
+            "cases": [_entry(compared, problem) for problem in measured()],
+        }
+    console = Console(highlight=False, width=180)
+    for each in tables_of(content):
+        console.print(tables.terminal(each))
+    if given.record:
+        print(record.write(given.record, "torch-products", record.environment(record.CHECKOUT), content))
+
+
+if __name__ == "__main__":
+    main()
