@@ -7,5 +7,5 @@ if __name__ != "graphfuse.patterns":  # found on the path in the repository's ro
 
 ALL = (rows.PATTERN, behind.PATTERN, epilogues.PATTERN)
 
-ON_REQUEST = {"cudnn": (epilogues.PATTERN,)}
-"""By the name of an engine in ``graphfuse.engines.ON_REQUEST``: the patterns that are used where it is."""
+OF_ENGINES = {"cudnn": (epilogues.NORMS,)}
+"""By the name of an engine: the patterns that are there for it alone."""

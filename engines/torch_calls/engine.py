@@ -20,7 +20,7 @@ from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
 from graphfuse.engines.torch_calls.settings import holding
 from graphfuse.op_graph.ir import Subgraph
-from graphfuse.patterns.epilogues import EpilogueFacts
+from graphfuse.patterns.epilogues import ProductFacts
 
 CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
     "matmul": matmul,
@@ -32,7 +32,7 @@ CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
 _KEPT = 64  # tensors over addresses that were given
 
 
-class TorchEngine(Engine[EpilogueFacts, NoKnobs]):
+class TorchEngine(Engine[ProductFacts, NoKnobs]):
     """Products, convolutions and attention by one call of torch, which reads and writes tensors where they lie.
 
     Numerics: sums are in float32 whatever torch is set to, and a result is rounded once. float32 is multiplied as it
@@ -40,27 +40,27 @@ class TorchEngine(Engine[EpilogueFacts, NoKnobs]):
     """
 
     name: ClassVar[str] = "torch"
-    facts: ClassVar[type] = EpilogueFacts
+    facts: ClassVar[type] = ProductFacts
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
     serves: ClassVar[Served] = Served(frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True)
 
-    def why_not(self, facts: EpilogueFacts, device: Device) -> No | None:
+    def why_not(self, facts: ProductFacts, device: Device) -> No | None:
         if device.kind != "cuda":
             return No(f"torch's kernels for CUDA do not run on {device}")
         found = made(facts.subgraph)
         return found if isinstance(found, No) else None
 
-    def notes(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
+    def notes(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
         node = facts.subgraph.nodes[0]
         rounded = "; exponentials are rounded to q's type" if node.op_name == "sdpa" else ""
         return (f"torch: sums in FLOAT in an order of the kernel's own{rounded}",)
 
-    def numerical_notes_of(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:
+    def numerical_notes_of(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:
         node, tensors = facts.subgraph.nodes[0], facts.subgraph.graph.tensors
         narrow = tensors[node.inputs[0][1]].dtype is not data_type.FLOAT
         return frozenset({numerical_note.TENSOR_CORE} if narrow else ())
 
-    def prepare(self, facts: EpilogueFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
+    def prepare(self, facts: ProductFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
         call = made(facts.subgraph)
         assert isinstance(call, TorchCall)
         arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
@@ -69,12 +69,8 @@ class TorchEngine(Engine[EpilogueFacts, NoKnobs]):
 
 
 def made(facts: Subgraph) -> TorchCall | No:
-    """Torch's call for a product and what follows it, or the first reason why it has none."""
-    node = facts.nodes[0]
-    found = CALLS.get(node.op_name)
-    return (
-        No(f"torch's kernels for {node} are not used; accepted: {', '.join(CALLS)}") if found is None else found(facts)
-    )
+    """Torch's call for a product and what follows it, or the first reason why there is none."""
+    return CALLS[facts.nodes[0].op_name](facts)
 
 
 def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
