@@ -40,7 +40,11 @@ def attention(facts: Subgraph) -> TorchCall | No:
     (node,) = facts.nodes
     tensors = facts.graph.tensors
     q, k, v = (tensors[node.input(port)] for port in "qkv")
-    outputs = [tensors[t] for _, t in node.outputs]
+    o = tensors[node.output("O")]
+    stats = [tensors[t] for port, t in node.outputs if port == "Stats" and t in facts.outputs]
+    outputs = [o, *stats]
+    if o.id not in facts.outputs:
+        return No(f"{o} is not read; accepted: nodes that make O")
     found = _mask(node, q, k)
     if isinstance(found, No):
         return found
@@ -53,8 +57,8 @@ def attention(facts: Subgraph) -> TorchCall | No:
         if not t.by_value and t.value is None:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
         scale, numbers = t.value, () if t.value is not None else (given,)
-    run = partial(_run, found, len(outputs) > 1, _Chosen(), scale)
-    return TorchCall((*map(Seen.of, (q, k, v)), *map(Seen.of, outputs)), run, numbers)
+    bind = partial(_bind, found, bool(stats), scale)
+    return TorchCall((*map(Seen.of, (q, k, v)), *map(Seen.of, outputs)), bind, numbers)
 
 
 def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Mask | No:
@@ -90,64 +94,47 @@ def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTen
     return None
 
 
-class _Chosen:
-    """The kernel that torch chose when it was first asked for one with these tensors."""
+def _bind(mask: Mask, stats: bool, scale: float | None, torch, q, k, v, *outputs) -> Callable[..., object]:
+    o = outputs[0]
+    attended = _kernel(torch, mask, stats, q, k, v)
+    if not stats:
+        return lambda *number: o.copy_(attended(scale=number[0] if number else scale)[0])
+    # Some kernels have an axis of extent 1 behind the rows.
+    log_sums = outputs[1].squeeze(3)
 
-    kernel: "Callable[..., tuple] | None" = None
+    def run(*number: float) -> None:
+        made = attended(scale=number[0] if number else scale)
+        o.copy_(made[0])
+        log_sums.copy_(made[1].reshape(q.shape[:3]))
+
+    return run
 
 
-def _run(mask: Mask, stats: bool, chosen: _Chosen, scale: float | None, torch, q, k, v, *rest) -> None:
-    outputs, numbers = rest[: 1 + stats], rest[1 + stats :]
-    scale = numbers[0] if numbers else scale
-    if chosen.kernel is None:
-        chosen.kernel = _kernel(torch, mask, q, k, v, scale)
-    made = chosen.kernel(torch, mask, q, k, v, scale, stats)
-    outputs[0].copy_(made[0])
-    if stats:
-        outputs[1].copy_(made[1][:, :, : q.shape[2]].reshape(outputs[1].shape))
-
-
-def _kernel(torch, mask: Mask, q, k, v, scale: float) -> Callable[..., tuple]:
+def _kernel(torch, mask: Mask, stats: bool, q, k, v) -> Callable[..., tuple]:
+    """What computes attention, given the scale: of torch's choice, where it has several kernels."""
+    causal = mask.right is not None
     if not mask.plain:
-        return _flash
+        return _banded(torch, mask, q, k, v)
     if not q.is_cuda:
-        return _on_cpu
-    grouped = q.shape[1] != k.shape[1]
-    causal = mask.right is not None
-    number = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale, enable_gqa=grouped)
-    cudnn = number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION)
-    return _cudnn if cudnn else _flash
+        return partial(torch._scaled_dot_product_flash_attention_for_cpu, q, k, v, 0.0, causal)
+    number = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, enable_gqa=q.shape[1] != k.shape[1])
+    if number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+        return partial(torch._scaled_dot_product_cudnn_attention, q, k, v, None, stats, 0.0, causal, False)
+    return partial(torch._scaled_dot_product_flash_attention, q, k, v, 0.0, causal, False)
 
 
-def _cudnn(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
-    causal = mask.right is not None
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, stats, 0.0, causal, False, scale=scale)
-
-
-def _flash(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
+def _banded(torch, mask: Mask, q, k, v) -> Callable[..., tuple]:
+    """Flash attention of a band, which ends at the last row and column."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     causal = mask.left is None and mask.right == 0
-    left = None if mask.left is None else mask.left - 1
-    right = None if causal else mask.right
-    rows, others = q.shape[1], k.shape[1]
-    made = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        None,
-        rows,
-        others,
-        0.0,
-        causal,
-        False,
-        scale=scale,
-        window_size_left=left,
-        window_size_right=right,
-    )
-    return made[0].transpose(1, 2), made[1]
+    band = {
+        "window_size_left": None if mask.left is None else mask.left - 1,
+        "window_size_right": None if causal else mask.right,
+    }
+    flash = torch.ops.aten._flash_attention_forward.default
 
+    def attended(scale: float) -> tuple:
+        made = flash(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False, scale=scale, **band)
+        return made[0].transpose(1, 2), made[1]
 
-def _on_cpu(torch, mask: Mask, q, k, v, scale: float, stats: bool) -> tuple:
-    causal = mask.right is not None
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return attended

@@ -32,12 +32,13 @@ class TorchCall:
 
     seen: tensors that it is given, those it writes last.
     numbers: scalars whose value execute gives, as floats behind the tensors.
-    run: called with the module torch, the tensors and the numbers.
+    bind: given the module torch and the tensors, makes what does the work, given the numbers. Tensors are bound once
+        for all calls with the same addresses.
     settings: what torch has to be set to meanwhile, by name (``settings``).
     """
 
     seen: tuple[Seen, ...]
-    run: Callable[..., None]
+    bind: Callable[..., Callable[..., object]]
     numbers: tuple[TensorId, ...] = ()
     settings: tuple[tuple[str, object], ...] = ()
 

@@ -1,10 +1,10 @@
 """Convolutions and their gradients by cuDNN inside torch.
 
-Torch's convolutions make what they read: a result of another type than the image's is made of float32 copies, which
-tensor cores multiply as TF32. Values of 16 bits are TF32's, so nothing is lost.
+Torch's convolutions make the type that they read. A result of another type is made of float32 copies, which tensor
+cores multiply as TF32. Values of 16 bits are TF32's, so nothing is lost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import convolution_mode
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import BENCHMARK, DETERMINISTIC
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 
@@ -21,7 +22,9 @@ from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 class Window:
     """A convolution's window, and how it is computed.
 
+    stride, dilation: of each spatial axis.
     before, after: padding of each spatial axis.
+    groups: of channels.
     turned: whether the weight is turned around.
     widened: whether what is read is copied to float32 first, and multiplied as TF32.
     rounded: the type that the result is rounded to; None where it is made in its own.
@@ -41,30 +44,49 @@ class Window:
     @property
     def padding(self) -> tuple[int, ...]:
         """Padding that torch is told: the same on both sides, else none, and the image is padded before."""
-        return self.before if self.before == self.after else (0,) * len(self.before)
+        return (0,) * len(self.before) if self.uneven else self.before
 
     @property
-    def apart(self) -> bool:
+    def uneven(self) -> bool:
         """True if the sides of an axis are padded by different amounts."""
         return self.before != self.after
 
 
 def convolution(facts: Subgraph) -> TorchCall | No:
-    """The convolution alone, or one of its gradients."""
+    """The convolution, or one of its gradients, alone; a convolution also with a bias and a ReLU."""
     node, tensors = facts.nodes[0], facts.graph.tensors
-    if facts.nodes[1:]:
-        return No(f"{facts.nodes[1]} is behind {node}, which torch computes alone")
-    read, (written,) = [tensors[t] for _, t in node.inputs], [tensors[t] for _, t in node.outputs]
+    read, written = [tensors[t] for _, t in node.inputs], tensors[facts.nodes[-1].outputs[0][1]]
     if why := multiplied(*read) or unfit(written):
         return No(why)
     empty = next((t for t in (*read, written) if not t.elements), None)
     if empty is not None:
         return No(f"{empty} has no elements")
-    run = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
     window = _window(node, read, written)
-    precision = () if node.op_name != "conv_wgrad" else (("conv", "tf32" if window.widened else "ieee"),)
-    settings = (*precision, (BENCHMARK, False), (DETERMINISTIC, True)) if precision else ()
-    return TorchCall((*map(Seen.of, read), Seen.of(written)), partial(run, window), settings=settings)
+    exact = ((BENCHMARK, False), (DETERMINISTIC, True))
+    if facts.nodes[1:]:
+        after = _following(facts, window, read[0].dtype)
+        if isinstance(after, No):
+            return after
+        return TorchCall((*map(Seen.of, read), after, Seen.of(written)), partial(_with_relu, window), settings=exact)
+    bind = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
+    # Of the other two torch has calls that are told.
+    held = (("conv", "tf32" if window.widened else "ieee"), *exact) if bind is _wgrad else ()
+    return TorchCall((*map(Seen.of, read), Seen.of(written)), partial(bind, window), settings=held)
+
+
+def _following(facts: Subgraph, window: Window, dtype: data_type) -> Seen | No:
+    """The bias of a convolution behind which there are a bias and a ReLU."""
+    node = facts.nodes[0]
+    found = following(facts, dtype, 1)
+    if isinstance(found, No):
+        return found
+    if node.op_name != "conv_fprop" or not found.relu:
+        return No(f"{facts.nodes[-1]} is behind {node}; accepted: conv_fprop with a bias and a relu, or {node} alone")
+    if dtype is data_type.FLOAT:
+        return No(f"{node} with a bias and a relu reads FLOAT, which may be rounded to TF32; accepted: {node} alone")
+    if window.uneven or window.turned:
+        return No(f"{node} is padded unevenly or turned; accepted with a bias and a relu: neither")
+    return found.bias
 
 
 def _window(node: Node, read: Sequence[FrozenTensor], written: FrozenTensor) -> Window:
@@ -98,71 +120,83 @@ def _usual(t: FrozenTensor) -> bool:
     )
 
 
-def _read(window: Window, *tensors):
-    return [t.float() for t in tensors] if window.widened else tensors
+def _wide(window: Window, t):
+    return t.float() if window.widened else t
 
 
 def _padded(torch, window: Window, image):
     sides = zip(window.before, window.after, strict=True)
-    return torch.nn.functional.pad(image, [n for pair in reversed([*sides]) for n in pair]) if window.apart else image
+    return torch.nn.functional.pad(image, [n for pair in reversed([*sides]) for n in pair]) if window.uneven else image
 
 
 def _turned(window: Window, weight):
     return weight.flip(*range(2, weight.dim())) if window.turned else weight
 
 
-def _fprop(window: Window, torch, image, weight, out) -> None:
-    image, weight = _read(window, image, weight)
-    image, weight = _padded(torch, window, image), _turned(window, weight)
-    target = {"out": out} if window.direct else {}
-    aten = torch.ops.aten
+def _fprop(window: Window, torch, image, weight, out) -> Callable[[], object]:
+    w, none = window, [0] * len(window.stride)
     if image.is_cuda:
-        convolved, kind = aten.cudnn_convolution, (False, True, window.widened)
-        given = (window.padding, window.stride, window.dilation, window.groups, *kind)
-        made = convolved(image, weight, *given, **target)
+        convolved = torch.cudnn_convolution
+        told = (w.padding, w.stride, w.dilation, w.groups, False, True, w.widened)
     else:
-        given = (None, window.stride, window.padding, window.dilation, False, [0] * len(window.stride), window.groups)
-        made = aten.convolution(image, weight, *given, **target)
-    if not window.direct:
-        _store(torch, window, out, made)
+        convolved = torch.ops.aten.convolution
+        told = (None, w.stride, w.padding, w.dilation, False, none, w.groups)
+    if w.direct and not (w.widened or w.uneven or w.turned):
+        return partial(convolved, image, weight, *told, out=out)
+
+    def run() -> None:
+        x, taps = _padded(torch, w, _wide(w, image)), _turned(w, _wide(w, weight))
+        if w.direct:
+            convolved(x, taps, *told, out=out)
+        else:
+            _store(torch, w, out, convolved(x, taps, *told))
+
+    return run
 
 
-def _dgrad(window: Window, torch, loss, weight, out) -> None:
-    loss, weight = _read(window, loss, weight)
-    weight = _turned(window, weight)
+def _with_relu(window: Window, torch, image, weight, bias, out) -> Callable[[], object]:
+    told = (window.stride, window.padding, window.dilation, window.groups)
+    if image.is_cuda:
+        return lambda: out.copy_(torch.cudnn_convolution_relu(image, weight, bias, *told))
+    return lambda: out.copy_(torch.relu_(torch.convolution(image, weight, bias, *told[:3], False, [0, 0], told[3])))
+
+
+def _dgrad(window: Window, torch, loss, weight, out) -> Callable[[], object]:
+    w = window
     # Of an image that is padded unevenly, the gradient with its padding, and of that the middle.
-    extents = [
-        extent + (before + after if window.apart else 0)
-        for extent, before, after in zip(out.shape[2:], window.before, window.after, strict=True)
-    ]
+    wide = [sum(sides) if w.uneven else sides[1] for sides in zip(w.before, out.shape[2:], w.after, strict=True)]
     left = [
         extent - ((count - 1) * stride - 2 * padding + dilation * (taps - 1) + 1)
         for extent, count, stride, padding, dilation, taps in zip(
-            extents, loss.shape[2:], window.stride, window.padding, window.dilation, weight.shape[2:], strict=True
+            wide, loss.shape[2:], w.stride, w.padding, w.dilation, weight.shape[2:], strict=True
         )
     ]
-    aten = torch.ops.aten
+    inner = [slice(before, before + extent) for before, extent in zip(w.before, out.shape[2:], strict=True)]
     if loss.is_cuda:
-        given = (window.padding, left, window.stride, window.dilation, window.groups, False, True, window.widened)
-        made = aten.cudnn_convolution_transpose(loss, weight, *given)
+        convolved = torch.cudnn_convolution_transpose
+        told = (w.padding, left, w.stride, w.dilation, w.groups, False, True, w.widened)
     else:
-        given = (None, window.stride, window.padding, window.dilation, True, left, window.groups)
-        made = aten.convolution(loss, weight, *given)
-    if window.apart:
-        inner = [slice(before, before + extent) for before, extent in zip(window.before, out.shape[2:], strict=True)]
-        made = made[(..., *inner)]
-    _store(torch, window, out, made)
+        convolved, told = torch.convolution, (None, w.stride, w.padding, w.dilation, True, left, w.groups)
+
+    def run() -> None:
+        made = convolved(_wide(w, loss), _turned(w, _wide(w, weight)), *told)
+        _store(torch, w, out, made[(..., *inner)] if w.uneven else made)
+
+    return run
 
 
-def _wgrad(window: Window, torch, image, loss, out) -> None:
-    image, loss = _read(window, image, loss)
-    image = _padded(torch, window, image)
-    # Of the weight torch reads shape and type alone.
-    weight = out if out.dtype is image.dtype else torch.empty_like(out, dtype=image.dtype)
-    none = [0] * len(window.stride)
-    given = (None, window.stride, window.padding, window.dilation, False, none, window.groups, (False, True, False))
-    made = torch.ops.aten.convolution_backward(loss, image, weight, *given)[1]
-    _store(torch, window, out, _turned(window, made))
+def _wgrad(window: Window, torch, image, loss, out) -> Callable[[], object]:
+    w, none = window, [0] * len(window.stride)
+    told = (None, w.stride, w.padding, w.dilation, False, none, w.groups, (False, True, False))
+
+    def run() -> None:
+        x, y = _padded(torch, w, _wide(w, image)), _wide(w, loss)
+        # Of the weight torch reads shape and type alone.
+        weight = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
+        made = torch.ops.aten.convolution_backward.default(y, x, weight, *told)[1]
+        _store(torch, w, out, _turned(w, made))
+
+    return run
 
 
 def _store(torch, window: Window, out, made) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
 }
 """By the op that a match starts from."""
 
-_KEPT = 64  # tensors over addresses that were given
+_KEPT = 64  # calls with addresses that were given
 
 
 class TorchEngine(Engine[ProductFacts, NoKnobs]):
@@ -76,26 +75,29 @@ def made(facts: Subgraph) -> TorchCall | No:
 def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
     """`call`, given a stream, the addresses of what it is given, and numbers."""
     ready: Ready | None = None
-    known: dict[tuple[float, ...], list[object]] = {}
+    known: dict[tuple[float, ...], Callable[..., object]] = {}
     count = len(call.seen)
 
-    def started(stream: int, *values: float) -> None:
+    def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
         nonlocal ready
+        # Torch is imported by the first call: plans are also made where no graph is run.
+        ready = ready or Ready.of(call, device)
+        if len(known) >= _KEPT:
+            known.clear()
+        tensors = views(ready.torch, call.seen, addresses, device)
+        known[addresses] = run = ready.hold(call.bind(ready.torch, *tensors))
+        return run
+
+    def started(stream: int, *values: float) -> None:
+        numbers = values[count:]
+        addresses = values[:count] if numbers else values
         try:
-            tensors = known[values[:count]]
-        except KeyError:
-            # Torch is imported by the first call: plans are also made where no graph is run.
-            ready = ready or Ready.of(call, device)
-            if len(known) >= _KEPT:
-                known.clear()
-            tensors = known[values[:count]] = views(ready.torch, call.seen, values, device)
-        assert ready is not None
-        try:
+            run = known.get(addresses) or bound(addresses)
             if ready.is_current(stream):
-                ready.run(*tensors, *values[count:])
+                run(*numbers)
             else:
                 with memory.on(ready.torch, device, stream):
-                    ready.run(*tensors, *values[count:])
+                    run(*numbers)
         except RuntimeError as error:
             raise DeviceError(f"torch: {' '.join(str(error).split())}") from error
 
@@ -104,23 +106,24 @@ def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A call with torch. is_current: whether work goes to a stream as it is. run: given tensors and numbers."""
+    """Torch, when it is first needed. is_current: whether its work goes to a stream as it is. hold: makes of a function
+    one that runs under the settings of the call."""
 
     torch: ModuleType
     is_current: Callable[[int], bool]
-    run: Callable[..., None]
+    hold: Callable[[Callable[..., object]], Callable[..., object]]
 
     @staticmethod
     def of(call: TorchCall, device: Device) -> "Ready":
         import torch
 
-        return Ready(torch, streams.current(torch, device), holding(torch, call.settings, partial(call.run, torch)))
+        return Ready(torch, streams.current(torch, device), holding(torch, call.settings))
 
 
 def views(torch, seen: tuple[Seen, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
     """Tensors over the memory at addresses, which callers keep alive."""
     with torch.inference_mode(False):  # else calls outside that mode could not write to them
-        return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=False)]
+        return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=True)]
 
 
 def _view(torch, seen: Seen, address: int, device: Device):

@@ -1,17 +1,16 @@
 """Matrix products by cuBLAS, with a bias and a ReLU where one call has them."""
 
 import itertools
-import math
+from collections.abc import Callable
 from functools import partial
 
 from graphfuse.base import rounding
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
-
-_PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
 
 
 def matmul(facts: Subgraph) -> TorchCall | No:
@@ -22,76 +21,47 @@ def matmul(facts: Subgraph) -> TorchCall | No:
     if why := multiplied(a, b) or unfit(c):
         return No(why)
     batch, folded = _batch(a, b, c)
-    bias = None
-    if facts.nodes[1:]:
-        found = _bias(facts, a, c)
-        if isinstance(found, No):
-            return found
-        bias = found
-        if batch:
-            return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
+    after = following(facts, a.dtype, -1) if facts.nodes[1:] else None
+    if isinstance(after, No):
+        return after
+    if after and batch:
+        return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
     a_seen, b_seen, c_seen = _matrices(a, batch, folded), _matrices(b, batch, None), _matrices(c, batch, folded)
     # What is not made in its own type is made in float32, and then rounded.
     made = c.dtype if c.dtype is a.dtype else data_type.FLOAT
     product = {0: "mm", 1: "bmm"}.get(len(batch), "each")
-    run = partial(_run, product, made is a.dtype, None if made is c.dtype else c.dtype, len(facts.nodes) == 3)
-    read = (a_seen, b_seen) if bias is None else (a_seen, b_seen, bias)
-    return TorchCall((*read, c_seen), run, settings=EXACT_PRODUCTS[a.dtype])
+    bind = partial(
+        _bind, product, made is a.dtype, None if made is c.dtype else c.dtype, after is not None and after.relu
+    )
+    read = (a_seen, b_seen) if after is None else (a_seen, b_seen, after.bias)
+    return TorchCall((*read, c_seen), bind, settings=EXACT_PRODUCTS[a.dtype])
 
 
-def _run(product: str, same: bool, rounded: data_type | None, relu: bool, torch, a, b, *rest) -> None:
+def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch, a, b, *rest) -> Callable[[], object]:
     """same: whether the product is made in the type of what is multiplied, else in float32. rounded: the type that it
     is then rounded to."""
     *bias, c = rest
-    out = torch.empty(c.shape, dtype=torch.float32, device=c.device) if rounded else c
     kind = {} if same else {"out_dtype": torch.float32}
-    if bias:
-        torch.addmm(*bias, a, b, out=out)
-    elif product == "each":
-        for at in itertools.product(*map(range, out.shape[:-3])):
-            torch.bmm(a[at], b[at], out=out[at], **kind)
-    else:
-        getattr(torch, product)(a, b, out=out, **kind)
-    if relu:
-        torch.relu_(out)
-    if rounded:
+
+    def into(out) -> Callable[[], object]:
+        if bias:
+            added = partial(torch.addmm, *bias, a, b, out=out)
+            return (lambda: torch.relu_(added())) if relu else added
+        if product != "each":
+            return partial(getattr(torch, product), a, b, out=out, **kind)
+        places = itertools.product(*map(range, out.shape[:-3]))
+        every = [partial(torch.bmm, a[at], b[at], out=out[at], **kind) for at in places]
+        return lambda: [one() for one in every]
+
+    if rounded is None:
+        return into(c)
+
+    def then_rounded() -> None:
+        out = torch.empty(c.shape, dtype=torch.float32, device=c.device)
+        into(out)()
         c.copy_(rounding.encode(torch, out, rounded))
 
-
-def _bias(facts: Subgraph, a: FrozenTensor, c: FrozenTensor) -> Seen | No:
-    """The bias that an addition behind the product reads."""
-    graph = facts.graph
-    product, add, *after = facts.nodes
-    (_, made), (_, total) = product.outputs[0], add.outputs[0]
-    inside = [made, total] if after else [made]
-    alone = "accepted: an add of a bias, and a relu"
-    if add.op_name != "add" or made not in (t for _, t in add.inputs) or len(after) > 1:
-        return No(f"{facts.nodes[-1]} is behind {product}; {alone}")
-    if after and (after[0].op_name != "relu" or dict(after[0].attributes) != _PLAIN_RELU):
-        return No(f"{after[0]} is behind {add}; {alone} without slope and clips")
-    for node in (add, *after):
-        if node.compute is not data_type.FLOAT:
-            return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
-    if after and after[0].input("input") != total:
-        return No(f"{after[0]} does not read the sum; {alone}")
-    for t in inside:
-        if t in facts.outputs:
-            return No(f"{graph.tensors[t]} is read by others, too; {alone}, of which only the last result is read")
-        if graph.tensors[t].dtype is not data_type.FLOAT:
-            return No(f"{graph.tensors[t]} is rounded to {graph.tensors[t].dtype.name} between nodes; accepted: FLOAT")
-    terms = [graph.tensors[t] for _, t in add.inputs if t != made]
-    if len(terms) != 1:
-        return No(f"{add} adds the product to itself; {alone}")
-    (bias,) = terms
-    columns = c.dim[-1]
-    if bias.dim != (*(1,) * (len(c.dim) - 1), columns) or (why := unfit(bias)):
-        return No(f"{bias} is no bias of the {columns} columns; {alone}" if bias.elements != columns else str(why))
-    for t in (bias, c):
-        if t.dtype is not a.dtype:
-            return No(
-                f"{t} is not of {a.dtype.name}, as what is multiplied; accepted: a bias and a result of that type"
-            )
-    return Seen.of(bias, (columns,), (bias.stride[-1],))
+    return then_rounded
 
 
 BatchAxis = tuple[int, dict[TensorId, int]]

@@ -51,24 +51,31 @@ EXACT_PRODUCTS = {
 """Settings under which cuBLAS adds up in float32 and reads float32 as it is, by the type of what is multiplied."""
 
 
-def holding(torch, wanted: Sequence[tuple[str, object]], run: Callable[..., None]) -> Callable[..., None]:
-    """`run`, during which settings have the wanted values. They have their own again when it returns."""
+def holding(torch, wanted: Sequence[tuple[str, object]]) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Makes of a function the same, during which settings have the wanted values. They have their own again when it
+    returns."""
     if not wanted:
-        return run
-    settings = tuple((_found(torch, name), value) for name, value in wanted)
+        return lambda run: run
+    settings = tuple(
+        (found.read, found.write, value, (value, "none") if value == "ieee" else (value,))
+        for found, value in ((_found(torch, name), value) for name, value in wanted)
+    )
 
-    def held(*arguments: object) -> None:
-        with _HELD:
-            changed = []
-            try:
-                for setting, value in settings:
-                    before = setting.read()
-                    if before[0] != value and not (value == "ieee" and before[0] == "none"):
-                        changed.append((setting, before))
-                        setting.write(value, *before[1:])
-                run(*arguments)
-            finally:
-                for setting, before in changed:
-                    setting.write(*before)
+    def hold(run: Callable[..., object]) -> Callable[..., object]:
+        def held(*arguments: object) -> None:
+            with _HELD:
+                changed = []
+                try:
+                    for read, write, value, alike in settings:
+                        before = read()
+                        if before[0] not in alike:
+                            changed.append((write, before))
+                            write(value, *before[1:])
+                    run(*arguments)
+                finally:
+                    for write, before in changed:
+                        write(*before)
 
-    return held
+        return held
+
+    return hold

@@ -170,7 +170,7 @@ def test_a_bias_and_a_relu_in_the_same_call(batch, relu):
         (lambda g, y, bias: g.relu(g.bias(y, bias), upper_clip=6.0, name="last"), "without slope and clips"),
         (lambda g, y, bias: g.add(y, y), "adds the product to itself"),
         (lambda g, y, bias: g.add(y, g.tensor([8, 6], data_type=BF16, name="x"), name="last"), "'x' .* is no bias"),
-        (lambda g, y, bias: g.add(y, 2.0), "is no bias of the 6 columns"),
+        (lambda g, y, bias: g.add(y, 2.0), "is passed by value"),
         (lambda g, y, bias: g.bias(y.set_output().set_data_type(BF16), bias), "is read by others, too"),
         (lambda g, y, bias: g.bias(y, g.tensor([1, 6], data_type=FLOAT, name="x")), "'x' .* is not of BFLOAT16"),
     ],
@@ -256,11 +256,44 @@ def test_a_result_with_gaps():
     assert (whole[..., :3] == 7).all() and (whole[..., 9:] == 7).all()
 
 
-def test_nodes_behind_a_convolution_are_declined():
+def test_a_bias_and_a_relu_in_the_same_call_as_a_convolution():
+    x, w, case = values(2, 4, 9, 8), values(6, 4, 3, 3, seed=1), Drawn()
+    x[0, 0, 4, 4] = float("nan")
+    y = case.g.conv_fprop(case.read(x, "x"), case.read(w, "w"))
+    y = case.g.relu(case.g.bias(y, case.read(values(1, 6, 1, 1, seed=2), "bias")))
+    case.write(y, torch.empty(2, 6, 7, 6, dtype=torch.bfloat16))
+    x, w, bias = (case.pack[name].double() for name in ("x", "w", "bias"))
+    exact = F.conv2d(x, w, bias.flatten()).relu()
+    assert 0 < exact.isnan().sum() < exact.numel()
+    torch.testing.assert_close(case.run().double(), exact, rtol=2**-7, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("after", "given", "why"),
+    [
+        (lambda g, y, bias: g.relu(y, name="relu"), {}, "'relu' (relu) is behind node 'conv'"),
+        (lambda g, y, bias: g.bias(y, bias, name="bias"), {}, "'bias' (add) is behind node 'conv'"),
+        (lambda g, y, bias: g.relu(g.bias(y, bias)), {"dtype": FLOAT}, "may be rounded to TF32"),
+        (
+            lambda g, y, bias: g.relu(g.bias(y, bias)),
+            {"pre_padding": [0, 0], "post_padding": [1, 1]},
+            "is padded unevenly or turned",
+        ),
+        (
+            lambda g, y, bias: g.relu(g.bias(y, g.tensor([1, 1, 1, 6], data_type=BF16, name="x"))),
+            {},
+            "is no bias along axis 1",
+        ),
+    ],
+)
+def test_other_nodes_behind_a_convolution_are_declined(after, given, why):
     case = Drawn()
-    y = case.g.conv_fprop(case.read(values(2, 4, 9, 8), "x"), case.read(values(6, 4, 3, 3), "w"), name="conv")
-    case.g.relu(y, name="relu").set_output()
-    assert "'relu' (relu) is behind node 'conv'" in case.declined()
+    dtype, window = given.get("dtype", BF16), {k: v for k, v in given.items() if k != "dtype"}
+    y = case.g.conv_fprop(
+        case.read(values(2, 4, 9, 8), "x", dtype), case.read(values(6, 4, 3, 3), "w", dtype), name="conv", **window
+    )
+    after(case.g, y, case.read(values(1, 6, 1, 1), "bias", dtype)).set_output().set_data_type(dtype)
+    assert why in case.declined(), case.declined()
 
 
 # Attention
@@ -325,6 +358,17 @@ def test_masks_that_torch_has_kernels_for():
         assert case.declined() == "None"
 
 
+def test_what_nothing_reads_is_not_made():
+    case = Drawn()
+    attention(case, generate_stats=True)
+    assert [s.dtype for s in calls.made(case.facts()).seen] == [BF16] * 4
+    case = Drawn()
+    case.g = graphs.new(intermediate_data_type=BF16, intermediate_rounding="declared")
+    q = case.read(values(2, 4, 10, 16), "q")
+    case.g.sdpa(q, q, q, generate_stats=True)[1].set_output()
+    assert "is not read; accepted: nodes that make O" in case.declined()
+
+
 # Settings of torch's
 
 
@@ -344,7 +388,7 @@ def test_settings_are_held_and_have_their_values_again():
                 raise KeyError
 
             with pytest.raises(KeyError):
-                settings.holding(torch, wanted, seen)()
+                settings.holding(torch, wanted)(seen)()
             assert {name: getattr(matmul, name) for name in before} == dict.fromkeys(before, user)
     finally:
         for name, value in before.items():
@@ -359,7 +403,7 @@ def test_calls_hold_settings_one_after_another():
         most.append(len(inside))
         inside.pop()
 
-    held = settings.holding(torch, settings.EXACT_PRODUCTS[FLOAT], run)
+    held = settings.holding(torch, settings.EXACT_PRODUCTS[FLOAT])(run)
     threads = [threading.Thread(target=lambda: [held() for _ in range(200)]) for _ in range(4)]
     for thread in threads:
         thread.start()
