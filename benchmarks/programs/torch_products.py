@@ -57,7 +57,8 @@ class Problem:
         made.set_output().set_name("out").set_data_type(_named(self.out.dtype))
         made.set_dim(list(self.out.shape)).set_stride(list(self.out.stride()))
         graph.build([gf.heur_mode.A], engines=list(engines))
-        return graph, {**{tensors[name]: t for name, t in self.read.items()}, made: self.out}
+        others = {t: _like(t) for t in graph.get_outputs() if t is not made}
+        return graph, {**{tensors[name]: t for name, t in self.read.items()}, made: self.out, **others}
 
     def call(self, engines: Sequence[str] = ENGINES) -> tuple[Callable[[], object], str]:
         """What runs the graph, and the name of its plan."""
@@ -77,6 +78,13 @@ class Problem:
         size = exact.abs().nan_to_num(0.0)
         accepted = near * size + floor * size.max()
         return float(((got.double() - exact).abs().nan_to_num(0.0) / accepted).max())
+
+
+def _like(t) -> torch.Tensor:
+    """Memory for a tensor of a graph."""
+    import torch
+
+    return torch.empty(t.get_dim(), dtype=getattr(torch, t.get_data_type().facts.torch), device="cuda")
 
 
 def _space(size: int):
@@ -140,55 +148,81 @@ def convolution(
     last: bool,
     dtype: str = "bfloat16",
     after: str = "",
+    window: tuple[int, int, int] = (1, 1, 1),
+    uneven: int = 0,
     holes: bool = False,
     **more,
 ) -> Problem:
-    """kind: fprop, dgrad or wgrad. shape: (batch, channels, height, width, channels made). holes: whether the
-    image has values that are not numbers."""
+    """kind: fprop, dgrad or wgrad. shape: (batch, channels, height, width, channels made). after: "bias relu",
+    "bias silu" or nothing. window: stride, dilation and groups. uneven: more padding behind than before. holes: whether
+    the image has values that are not numbers."""
     import torch
 
     n, c, h, w, made = shape
+    stride, dilation, groups = window
+    pad, gradients = taps // 2, torch.nn.grad
     image = drawn(n, c, h, w, dtype=dtype, last=last)
     if holes:
         image[:, 0, ::7, ::7] = float("nan")
-    weight = drawn(made, c, taps, taps, dtype=dtype, last=last, seed=1, scale=(c * taps * taps) ** -0.5)
-    loss = drawn(n, made, h, w, dtype=dtype, last=last, seed=2)
-    pad, gradients = taps // 2, torch.nn.grad
+    weight = drawn(made, c // groups, taps, taps, dtype=dtype, last=last, seed=1, scale=(c * taps * taps) ** -0.5)
+    high, wide = ((extent + 2 * pad + uneven - dilation * (taps - 1) - 1) // stride + 1 for extent in (h, w))
+    loss = drawn(n, made, high, wide, dtype=dtype, last=last, seed=2)
     bias = {"bias": drawn(1, made, 1, 1, dtype=dtype, seed=3)} if after else {}
-    convolved = torch.nn.functional.conv2d
+    activation = after.removeprefix("bias").strip()
+    given = {
+        "stride": [stride] * 2,
+        "dilation": [dilation] * 2,
+        "pre_padding": [pad] * 2,
+        "post_padding": [pad + uneven] * 2,
+    }
+    same = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
 
     def draw_fprop(g, image, weight, bias=None):
-        y = g.conv_fprop(image, weight, padding=[pad, pad])
-        return y if bias is None else g.relu(g.bias(y, bias))
+        y = g.conv_fprop(image, weight, **given)
+        y = y if bias is None else g.bias(y, bias)
+        return getattr(g, {"silu": "swish"}.get(activation, activation))(y) if activation else y
 
     def plain_fprop(image, weight, bias=None):
-        y = convolved(image, weight, None if bias is None else bias.flatten(), padding=pad)
-        return y if bias is None else torch.relu(y)
+        if uneven:
+            image = torch.nn.functional.pad(image, (0, 1, 0, 1))
+        y = torch.nn.functional.conv2d(image, weight, None if bias is None else bias.flatten(), **same)
+        return getattr(torch.nn.functional, activation)(y) if activation else y
 
     cases = {
         "fprop": (draw_fprop, plain_fprop, {"image": image, "weight": weight, **bias}, loss),
         "dgrad": (
-            lambda g, loss, filter: g.conv_dgrad(loss, filter, padding=[pad, pad]).set_dim(list(image.shape)),
-            lambda loss, filter: gradients.conv2d_input(image.shape, filter, loss, padding=pad),
+            lambda g, loss, filter: g.conv_dgrad(loss, filter, **given).set_dim(list(image.shape)),
+            lambda loss, filter: gradients.conv2d_input(image.shape, filter, loss, **same),
             {"loss": loss, "filter": weight},
             image,
         ),
         "wgrad": (
-            lambda g, image, loss: g.conv_wgrad(image, loss, padding=[pad, pad]).set_dim(list(weight.shape)),
-            lambda image, loss: gradients.conv2d_weight(image, weight.shape, loss, padding=pad),
+            lambda g, image, loss: g.conv_wgrad(image, loss, **given).set_dim(list(weight.shape)),
+            lambda image, loss: gradients.conv2d_weight(image, weight.shape, loss, **same),
             {"image": image, "loss": loss},
             weight,
         ),
     }
     draw, plain, read, like = cases[kind]
-    name = f"conv {kind} {'x'.join(map(str, shape))} {taps}x{taps} {'NHWC' if last else 'NCHW'} {dtype} {after}".strip()
+    more_of_it = (
+        f"{after} {window if window != (1, 1, 1) else ''} {'uneven' if uneven else ''} {'NaN' if holes else ''}"
+    )
+    layout = "NHWC" if last else "NCHW"
+    name = " ".join(f"conv {kind} {'x'.join(map(str, shape))} {taps}x{taps} {layout} {dtype} {more_of_it}".split())
     return Problem(name, draw, plain, read, torch.empty_like(like), ONE_ROUNDING[dtype], **more)
 
 
 def attention(
-    shape: tuple[int, ...], causal: bool, heads: int = 0, window: int = 0, dtype: str = "bfloat16", **more
+    shape: tuple[int, ...],
+    causal: bool,
+    heads: int = 0,
+    window: int = 0,
+    dtype: str = "bfloat16",
+    stats: bool = False,
+    **more,
 ) -> Problem:
-    """shape: (batch, heads, rows, columns). heads: of k and v. window: how many rows of k each row attends to."""
+    """shape: (batch, heads, rows, columns). heads: of k and v. window: how many rows of k each row attends to. stats:
+    whether the statistics are what is looked at."""
     import torch
 
     batch, count, rows, columns = shape
@@ -198,15 +232,23 @@ def attention(
         "k": drawn(*of_k, dtype=dtype, seed=1),
         "v": drawn(*of_k, dtype=dtype, seed=2),
     }
-    scale = columns**-0.5
+    scale, q_like = columns**-0.5, read["q"]
     asked = {"use_causal_mask": True} if causal else {}
     if window:
         asked["sliding_window_length"] = window
 
     def draw(g, q, k, v):
-        return g.sdpa(q, k, v, attn_scale=scale, is_inference=True, **asked)[0]
+        made = g.sdpa(q, k, v, attn_scale=scale, generate_stats=stats, **asked)
+        if stats:
+            made[0].set_output().set_data_type(_named(q_like.dtype)).set_name("o")
+        return made[int(stats)]
 
     def plain(q, k, v):
+        if stats:
+            scores = q @ k.repeat_interleave(count // (heads or count), 1).transpose(-1, -2) * scale
+            hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, -float("inf")) if causal else scores
+            return scores.logsumexp(-1, keepdim=True)
         mask = None
         if window:
             mask = torch.ones(rows, rows, dtype=torch.bool, device="cuda").triu(1 - window)
@@ -223,7 +265,8 @@ def attention(
         f"{heads} heads of k" if heads else "",
     ]
     parts.append(f"window {window}" if window else "")
-    out = torch.empty_like(read["q"])
+    parts.append("statistics" if stats else "")
+    out = torch.empty(*shape[:3], 1, device="cuda") if stats else torch.empty_like(q_like)
     return Problem(" ".join(filter(None, parts)), draw, plain, read, out, ROUNDED_INSIDE, **more)
 
 
@@ -245,8 +288,12 @@ def checks() -> Iterator[Problem]:
     for last in (True, False):
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu")
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu", holes=True)
-    for causal, heads, dtype in itertools.product((True, False), (0, 2), ("bfloat16", "float16")):
-        yield attention((2, 8, 200, 64), causal, heads, dtype=dtype)
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias silu")
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, uneven=1)
+    for kind, window in itertools.product(("fprop", "dgrad", "wgrad"), ((2, 1, 1), (1, 2, 1), (2, 2, 4), (1, 1, 32))):
+        yield convolution(kind, (4, 32, 21, 24, 64), 3, True, window=window)
+    for causal, heads, dtype, stats in itertools.product((True, False), (0, 2), ("bfloat16", "float16"), (True, False)):
+        yield attention((2, 8, 200, 64), causal, heads, dtype=dtype, stats=stats)
     yield attention((2, 8, 200, 64), True, window=17)
     yield attention((2, 8, 200, 128), False, window=33)
 
@@ -264,6 +311,7 @@ def measured() -> Iterator[Problem]:
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, True)
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, False)
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias relu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu")
     yield convolution("dgrad", (32, 256, 56, 56, 256), 3, True)
     yield convolution("wgrad", (32, 256, 56, 56, 256), 3, True)
     yield attention((2, 16, 4096, 128), True)
