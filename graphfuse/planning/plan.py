@@ -194,10 +194,11 @@ def propose(
     def ask(region: Region, some: Sequence[Engine]) -> list[Part]:
         found: list[Part] = []
         for engine in some:
-            other = taker(region.subgraph, region.pattern) if engine.name in last else None
+            asks_last = engine.name in last and facts_for(engine, region) is not None
+            other = taker(region.subgraph, region.pattern) if asks_last else None
             if other is None:
                 found += answered(region, engine, device, mode, tunings, origins, verdicts)
-            elif facts_for(engine, region) is not None:
+            else:
                 verdicts.append(Verdict(region, engine.name, No(f"it was not asked, as {other} takes these nodes")))
         return found
 
@@ -206,8 +207,8 @@ def propose(
         """The first engine that takes nodes as those of another pattern."""
         for region in regions:
             for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
-                special = e.facts is not Subgraph and isinstance(region.facts, e.facts)
-                if special and _declined(e, region.facts, nodes, device) is None:
+                knows = e.name not in last and e.facts is not Subgraph and isinstance(region.facts, e.facts)
+                if knows and _declined(e, region.facts, nodes, device) is None:
                     return e.name
         return None
 

@@ -279,7 +279,9 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, first_
 
 
 def _alike(installed: object, given: object) -> bool:
-    """True if both are one plug-in, made twice."""
+    """True if both are one plug-in, made twice. First-party engines of one class differ in what they remember alone."""
     if isinstance(installed, Pattern):
         return installed == given
-    return type(installed) is type(given) and getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
+    if type(installed) is not type(given):
+        return False
+    return _origins.get(id(installed)) == FIRST_PARTY or getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
