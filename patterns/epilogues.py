@@ -41,7 +41,7 @@ class EpilogueFacts:
 
 @dataclass(frozen=True)
 class ProductFacts(EpilogueFacts):
-    """Those of a product, a convolution or attention."""
+    """Facts of a product, a convolution or attention."""
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:

@@ -11,7 +11,7 @@ from functools import partial
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
-from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
 
 WIDEST = 256
@@ -21,9 +21,12 @@ _NARROW = (data_type.BFLOAT16, data_type.HALF)
 
 
 @dataclass(frozen=True)
-class Mask:
-    """What rows attend to. left, right: how far from the diagonal; None for all the way. uneven: whether there are
-    other rows of q than of k, the last of which lie on the diagonal."""
+class Band:
+    """The rows of k that a row of q attends to.
+
+    left, right: how far from the diagonal; None for all the way. uneven: whether there are other rows of q than of k, the
+    last of which lie on the diagonal.
+    """
 
     left: int | None
     right: int | None
@@ -58,21 +61,21 @@ def attention(facts: Subgraph) -> TorchCall | No:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
         scale, numbers = t.value, () if t.value is not None else (given,)
     bind = partial(_bind, found, bool(stats), scale)
-    return TorchCall((*map(Seen.of, (q, k, v)), *map(Seen.of, outputs)), bind, numbers)
+    return TorchCall((*map(TorchView.of, (q, k, v)), *map(TorchView.of, outputs)), bind, numbers)
 
 
-def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Mask | No:
+def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Band | No:
     a, (rows, others) = dict(node.attributes), (q.dim[2], k.dim[2])
     left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
     if left is None and right is None:
-        return Mask(None, None, False)
+        return Band(None, None, False)
     if rows == others:
-        return Mask(left, right, False)
+        return Band(left, right, False)
     if a["diagonal_alignment"] is diagonal_alignment.TOP_LEFT:
         return No(f"{node} has a diagonal from the top left of {rows} x {others} scores; accepted: to the bottom right")
     if rows > others:
         return No(f"{node} has rows of q with nothing to attend to; accepted: at most the {others} rows of k")
-    return Mask(left, right, True)
+    return Band(left, right, True)
 
 
 def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTensor]) -> str | None:
@@ -94,7 +97,7 @@ def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTen
     return None
 
 
-def _bind(mask: Mask, stats: bool, scale: float | None, torch, q, k, v, *outputs) -> Callable[..., object]:
+def _bind(mask: Band, stats: bool, scale: float | None, torch, q, k, v, *outputs) -> Callable[..., object]:
     o = outputs[0]
     attended = _kernel(torch, mask, stats, q, k, v)
     if not stats:
@@ -110,8 +113,8 @@ def _bind(mask: Mask, stats: bool, scale: float | None, torch, q, k, v, *outputs
     return run
 
 
-def _kernel(torch, mask: Mask, stats: bool, q, k, v) -> Callable[..., tuple]:
-    """What computes attention, given the scale: of torch's choice, where it has several kernels."""
+def _kernel(torch, mask: Band, stats: bool, q, k, v) -> Callable[..., tuple]:
+    """Function that computes attention, given the scale: of torch's choice, where it has several kernels."""
     causal = mask.right is not None
     if not mask.plain:
         return _banded(torch, mask, q, k, v)
@@ -123,7 +126,7 @@ def _kernel(torch, mask: Mask, stats: bool, q, k, v) -> Callable[..., tuple]:
     return partial(torch._scaled_dot_product_flash_attention, q, k, v, 0.0, causal, False)
 
 
-def _banded(torch, mask: Mask, q, k, v) -> Callable[..., tuple]:
+def _banded(torch, mask: Band, q, k, v) -> Callable[..., tuple]:
     """Flash attention of a band, which ends at the last row and column."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     causal = mask.left is None and mask.right == 0

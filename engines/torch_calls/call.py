@@ -12,7 +12,7 @@ MULTIPLIED = (data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
 
 
 @dataclass(frozen=True)
-class Seen:
+class TorchView:
     """A tensor of the graph as the call sees it: extents and strides in elements. It may have other axes there."""
 
     tensor: TensorId
@@ -22,8 +22,8 @@ class Seen:
     nbytes: int
 
     @staticmethod
-    def of(t: FrozenTensor, dim: tuple[int, ...] | None = None, stride: tuple[int, ...] | None = None) -> "Seen":
-        return Seen(t.id, t.dtype, t.dim if dim is None else dim, t.stride if stride is None else stride, t.nbytes)
+    def of(t: FrozenTensor, dim: tuple[int, ...] | None = None, stride: tuple[int, ...] | None = None) -> "TorchView":
+        return TorchView(t.id, t.dtype, t.dim if dim is None else dim, t.stride if stride is None else stride, t.nbytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class TorchCall:
     settings: what torch has to be set to meanwhile, by name (``settings``).
     """
 
-    seen: tuple[Seen, ...]
+    seen: tuple[TorchView, ...]
     bind: Callable[..., Callable[..., object]]
     numbers: tuple[TensorId, ...] = ()
     settings: tuple[tuple[str, object], ...] = ()

@@ -12,7 +12,7 @@ from graphfuse.base import rounding
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import convolution_mode
 from graphfuse.contract.engine import No
-from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import BENCHMARK, DETERMINISTIC
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
@@ -67,14 +67,16 @@ def convolution(facts: Subgraph) -> TorchCall | No:
         after = _following(facts, window, read[0].dtype)
         if isinstance(after, No):
             return after
-        return TorchCall((*map(Seen.of, read), after, Seen.of(written)), partial(_with_relu, window), settings=exact)
+        return TorchCall(
+            (*map(TorchView.of, read), after, TorchView.of(written)), partial(_with_relu, window), settings=exact
+        )
     bind = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
     # Of the other two torch has calls that are told.
     held = (("conv", "tf32" if window.widened else "ieee"), *exact) if bind is _wgrad else ()
-    return TorchCall((*map(Seen.of, read), Seen.of(written)), partial(bind, window), settings=held)
+    return TorchCall((*map(TorchView.of, read), TorchView.of(written)), partial(bind, window), settings=held)
 
 
-def _following(facts: Subgraph, window: Window, dtype: data_type) -> Seen | No:
+def _following(facts: Subgraph, window: Window, dtype: data_type) -> TorchView | No:
     """The bias of a convolution behind which there are a bias and a ReLU."""
     node = facts.nodes[0]
     found = following(facts, dtype, 1)

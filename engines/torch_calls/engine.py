@@ -14,7 +14,7 @@ from graphfuse.contract.engine import Address, Engine, FrozenCall, HostScalar, N
 from graphfuse.contract.served import Served
 from graphfuse.engines.torch_calls import streams
 from graphfuse.engines.torch_calls.attention import attention
-from graphfuse.engines.torch_calls.call import Seen, TorchCall
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView
 from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
 from graphfuse.engines.torch_calls.settings import holding
@@ -120,13 +120,13 @@ class Ready:
         return Ready(torch, streams.current(torch, device), holding(torch, call.settings))
 
 
-def views(torch, seen: tuple[Seen, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
+def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
     """Tensors over the memory at addresses, which callers keep alive."""
     with torch.inference_mode(False):  # else calls outside that mode could not write to them
         return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=True)]
 
 
-def _view(torch, seen: Seen, address: int, device: Device):
+def _view(torch, seen: TorchView, address: int, device: Device):
     dtype = getattr(torch, seen.dtype.facts.torch)
     if not seen.nbytes:
         return torch.empty(seen.dim, dtype=dtype, device=device.memory)

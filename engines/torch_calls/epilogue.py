@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
-from graphfuse.engines.torch_calls.call import Seen, unfit
+from graphfuse.engines.torch_calls.call import TorchView, unfit
 from graphfuse.op_graph.ir import Subgraph
 
 _PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
@@ -15,7 +15,7 @@ _PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
 class Following:
     """bias: a vector. relu: whether there is one behind the sum."""
 
-    bias: Seen
+    bias: TorchView
     relu: bool
 
 
@@ -49,4 +49,4 @@ def following(facts: Subgraph, dtype: data_type, axis: int) -> Following | No:
     for t in (bias, result):
         if t.dtype is not dtype:
             return No(f"{t} is not of {dtype.name}, as what is multiplied; accepted: a bias and a result of that type")
-    return Following(Seen.of(bias, (extent,), (bias.stride[axis],)), bool(after))
+    return Following(TorchView.of(bias, (extent,), (bias.stride[axis],)), bool(after))

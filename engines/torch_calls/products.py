@@ -7,7 +7,7 @@ from functools import partial
 from graphfuse.base import rounding
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
-from graphfuse.engines.torch_calls.call import Seen, TorchCall, multiplied, unfit
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
@@ -89,11 +89,11 @@ def _batch(a: FrozenTensor, b: FrozenTensor, c: FrozenTensor) -> tuple[Batch, Ba
     return tuple(sorted(axes, key=lambda axis: axis[0])), None
 
 
-def _matrices(t: FrozenTensor, batch: Batch, folded: BatchAxis | None) -> Seen:
+def _matrices(t: FrozenTensor, batch: Batch, folded: BatchAxis | None) -> TorchView:
     """A tensor as matrices with the axes of batches before. folded: the batches that are rows of one matrix."""
     (rows, columns), (of_rows, of_columns) = t.dim[-2:], t.stride[-2:]
     if folded is not None:
         extent, strides = folded
         rows, of_rows = extent * rows, strides[t.id] if rows == 1 else of_rows
     dim = (*(extent for extent, _ in batch), rows, columns)
-    return Seen.of(t, dim, (*(strides[t.id] for _, strides in batch), of_rows, of_columns))
+    return TorchView.of(t, dim, (*(strides[t.id] for _, strides in batch), of_rows, of_columns))
