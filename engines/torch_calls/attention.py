@@ -24,8 +24,8 @@ _NARROW = (data_type.BFLOAT16, data_type.HALF)
 class Band:
     """The rows of k that a row of q attends to.
 
-    left, right: how far from the diagonal; None for all the way. uneven: whether there are other rows of q than of k, the
-    last of which lie on the diagonal.
+    left, right: how far from the diagonal; None for all the way. uneven: whether there are other rows of q than of k,
+    the last of which lie on the diagonal.
     """
 
     left: int | None

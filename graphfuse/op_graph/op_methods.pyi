@@ -661,10 +661,9 @@ class OpMethods:
         Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
         compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the
-        exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation:
-        what cuDNN's
-        engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines
-        have one implementation, whichever is asked for."""
+        exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.
+        implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
+        refuses that. Other engines have one implementation, whichever is asked for."""
 
     def instancenorm(
         self,

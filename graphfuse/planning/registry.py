@@ -284,4 +284,5 @@ def _alike(installed: object, given: object) -> bool:
         return installed == given
     if type(installed) is not type(given):
         return False
-    return _origins.get(id(installed)) == FIRST_PARTY or getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
+    same = getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
+    return same or _origins.get(id(installed)) == FIRST_PARTY
