@@ -13,7 +13,6 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import convolution_mode
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import BENCHMARK, DETERMINISTIC
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 
@@ -53,42 +52,22 @@ class Window:
 
 
 def convolution(facts: Subgraph) -> TorchCall | No:
-    """The convolution, or one of its gradients, alone; a convolution also with a bias and a ReLU."""
+    """The convolution, or one of its gradients, alone. Torch has calls with a ReLU in them, but they lose NaN."""
     node, tensors = facts.nodes[0], facts.graph.tensors
-    read, written = [tensors[t] for _, t in node.inputs], tensors[facts.nodes[-1].outputs[0][1]]
+    if facts.nodes[1:]:
+        return No(f"{facts.nodes[1]} is behind {node}, which torch computes alone")
+    read, written = [tensors[t] for _, t in node.inputs], tensors[node.outputs[0][1]]
     if why := multiplied(*read) or unfit(written):
         return No(why)
     empty = next((t for t in (*read, written) if not t.elements), None)
     if empty is not None:
         return No(f"{empty} has no elements")
     window = _window(node, read, written)
-    exact = ((BENCHMARK, False), (DETERMINISTIC, True))
-    if facts.nodes[1:]:
-        after = _following(facts, window, read[0].dtype)
-        if isinstance(after, No):
-            return after
-        return TorchCall(
-            (*map(TorchView.of, read), after, TorchView.of(written)), partial(_with_relu, window), settings=exact
-        )
     bind = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
     # Of the other two torch has calls that are told.
-    held = (("conv", "tf32" if window.widened else "ieee"), *exact) if bind is _wgrad else ()
-    return TorchCall((*map(TorchView.of, read), TorchView.of(written)), partial(bind, window), settings=held)
-
-
-def _following(facts: Subgraph, window: Window, dtype: data_type) -> TorchView | No:
-    """The bias of a convolution behind which there are a bias and a ReLU."""
-    node = facts.nodes[0]
-    found = following(facts, dtype, 1)
-    if isinstance(found, No):
-        return found
-    if node.op_name != "conv_fprop" or not found.relu:
-        return No(f"{facts.nodes[-1]} is behind {node}; accepted: conv_fprop with a bias and a relu, or {node} alone")
-    if dtype is data_type.FLOAT:
-        return No(f"{node} with a bias and a relu reads FLOAT, which may be rounded to TF32; accepted: {node} alone")
-    if window.uneven or window.turned:
-        return No(f"{node} is padded unevenly or turned; accepted with a bias and a relu: neither")
-    return found.bias
+    precision = ("conv", "tf32" if window.widened else "ieee")
+    settings = (precision, (BENCHMARK, False), (DETERMINISTIC, True)) if bind is _wgrad else ()
+    return TorchCall((*map(TorchView.of, read), TorchView.of(written)), partial(bind, window), settings=settings)
 
 
 def _window(node: Node, read: Sequence[FrozenTensor], written: FrozenTensor) -> Window:
@@ -154,13 +133,6 @@ def _fprop(window: Window, torch, image, weight, out) -> Callable[[], object]:
             _store(torch, w, out, convolved(x, taps, *told))
 
     return run
-
-
-def _with_relu(window: Window, torch, image, weight, bias, out) -> Callable[[], object]:
-    told = (window.stride, window.padding, window.dilation, window.groups)
-    if image.is_cuda:
-        return lambda: out.copy_(torch.cudnn_convolution_relu(image, weight, bias, *told))
-    return lambda: out.copy_(torch.relu_(torch.convolution(image, weight, bias, *told[:3], False, [0, 0], told[3])))
 
 
 def _dgrad(window: Window, torch, loss, weight, out) -> Callable[[], object]:

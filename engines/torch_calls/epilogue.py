@@ -1,4 +1,4 @@
-"""What follows a product that one call of torch computes with it: a bias, and a ReLU."""
+"""What follows a matrix product that the same call of torch computes: a bias, and a ReLU."""
 
 import math
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Following:
     relu: bool
 
 
-def following(facts: Subgraph, dtype: data_type, axis: int) -> Following | No:
-    """An addition behind the product, and a ReLU if there are three nodes. dtype: of what is multiplied, which bias and
-    result have to be of. axis: along which the bias has its values."""
+def following(facts: Subgraph, dtype: data_type) -> Following | No:
+    """An addition behind a matrix product, and a ReLU if there are three nodes. dtype: of what is multiplied, which
+    bias and result have to be of."""
     graph = facts.graph
     product, add, *after = facts.nodes
     (_, made), (_, total) = product.outputs[0], add.outputs[0]
@@ -41,12 +41,12 @@ def following(facts: Subgraph, dtype: data_type, axis: int) -> Following | No:
     if len(terms) != 1:
         return No(f"{add} adds the product to itself; {alone}")
     (bias,), result = terms, graph.tensors[facts.nodes[-1].outputs[0][1]]
-    extent = result.dim[axis]
+    columns = result.dim[-1]
     if why := unfit(bias):
         return No(why)
-    if bias.elements != extent or bias.dim[axis] != extent:
-        return No(f"{bias} is no bias along axis {axis % len(result.dim)} of {result}; {alone}")
+    if bias.elements != columns or bias.dim[-1] != columns:
+        return No(f"{bias} is no bias of the {columns} columns of {result}; {alone}")
     for t in (bias, result):
         if t.dtype is not dtype:
             return No(f"{t} is not of {dtype.name}, as what is multiplied; accepted: a bias and a result of that type")
-    return Following(TorchView.of(bias, (extent,), (bias.stride[axis],)), bool(after))
+    return Following(TorchView.of(bias, (columns,), (bias.stride[-1],)), bool(after))

@@ -21,7 +21,7 @@ def matmul(facts: Subgraph) -> TorchCall | No:
     if why := multiplied(a, b) or unfit(c):
         return No(why)
     batch, folded = _batch(a, b, c)
-    after = following(facts, a.dtype, -1) if facts.nodes[1:] else None
+    after = following(facts, a.dtype) if facts.nodes[1:] else None
     if isinstance(after, No):
         return after
     if after and batch:
