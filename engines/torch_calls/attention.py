@@ -115,15 +115,15 @@ def _bind(mask: Band, stats: bool, scale: float | None, torch, q, k, v, *outputs
 
 def _kernel(torch, mask: Band, stats: bool, q, k, v) -> Callable[..., tuple]:
     """Function that computes attention, given the scale: of torch's choice, where it has several kernels."""
-    causal = mask.right is not None
+    causal, aten = mask.right is not None, torch.ops.aten
     if not mask.plain:
         return _banded(torch, mask, q, k, v)
     if not q.is_cuda:
-        return partial(torch._scaled_dot_product_flash_attention_for_cpu, q, k, v, 0.0, causal)
-    number = torch._fused_sdp_choice(q, k, v, None, 0.0, causal, enable_gqa=q.shape[1] != k.shape[1])
+        return partial(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, v, 0.0, causal)
+    number = aten._fused_sdp_choice.default(q, k, v, None, 0.0, causal, enable_gqa=q.shape[1] != k.shape[1])
     if number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-        return partial(torch._scaled_dot_product_cudnn_attention, q, k, v, None, stats, 0.0, causal, False)
-    return partial(torch._scaled_dot_product_flash_attention, q, k, v, 0.0, causal, False)
+        return partial(aten._scaled_dot_product_cudnn_attention.default, q, k, v, None, stats, 0.0, causal, False)
+    return partial(aten._scaled_dot_product_flash_attention.default, q, k, v, 0.0, causal, False)
 
 
 def _banded(torch, mask: Band, q, k, v) -> Callable[..., tuple]:

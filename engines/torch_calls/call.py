@@ -34,13 +34,13 @@ class TorchCall:
     numbers: scalars whose value execute gives, as floats behind the tensors.
     bind: given the module torch and the tensors, makes what does the work, given the numbers. Tensors are bound once
         for all calls with the same addresses.
-    settings: what torch has to be set to meanwhile, by name (``settings``).
+    settings: what torch has to be set to meanwhile (``settings``).
     """
 
     seen: tuple[TorchView, ...]
     bind: Callable[..., Callable[..., object]]
     numbers: tuple[TensorId, ...] = ()
-    settings: tuple[tuple[str, object], ...] = ()
+    settings: tuple[tuple[tuple[str, str], object], ...] = ()
 
 
 def unfit(t: FrozenTensor) -> str | None:

@@ -13,7 +13,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import convolution_mode
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.engines.torch_calls.settings import BENCHMARK, DETERMINISTIC
+from graphfuse.engines.torch_calls.settings import BENCHMARK, CONVOLUTIONS_OF_FLOAT, DETERMINISTIC
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 
 
@@ -65,7 +65,7 @@ def convolution(facts: Subgraph) -> TorchCall | No:
     window = _window(node, read, written)
     bind = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
     # Of the other two torch has calls that are told.
-    precision = ("conv", "tf32" if window.widened else "ieee")
+    precision = (CONVOLUTIONS_OF_FLOAT, "tf32" if window.widened else "ieee")
     settings = (precision, (BENCHMARK, False), (DETERMINISTIC, True)) if bind is _wgrad else ()
     return TorchCall((*map(TorchView.of, read), TorchView.of(written)), partial(bind, window), settings=settings)
 

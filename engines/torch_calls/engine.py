@@ -12,7 +12,6 @@ from graphfuse.base.errors import DeviceError
 from graphfuse.contract import memory
 from graphfuse.contract.engine import Address, Engine, FrozenCall, HostScalar, No, NoKnobs, Prepared, Site
 from graphfuse.contract.served import Served
-from graphfuse.engines.torch_calls import streams
 from graphfuse.engines.torch_calls.attention import attention
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView
 from graphfuse.engines.torch_calls.convolutions import convolution
@@ -63,7 +62,7 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         call = made(facts.subgraph)
         assert isinstance(call, TorchCall)
         arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
-        frozen = FrozenCall(arguments, by_address(call, device))
+        frozen = FrozenCall(arguments, by_address(call, device, site.current_stream))
         return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
 
 
@@ -72,8 +71,8 @@ def made(facts: Subgraph) -> TorchCall | No:
     return CALLS[facts.nodes[0].op_name](facts)
 
 
-def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
-    """`call`, given a stream, the addresses of what it is given, and numbers."""
+def by_address(call: TorchCall, device: Device, current_stream: Callable[[Device], int]) -> Callable[..., None]:
+    """`call`, given a stream, the addresses of what it is given, and numbers. current_stream: of ``Site``."""
     ready: Ready | None = None
     known: dict[tuple[float, ...], Callable[..., object]] = {}
     count = len(call.seen)
@@ -81,7 +80,7 @@ def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
     def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
         nonlocal ready
         # Torch is imported by the first call: plans are also made where no graph is run.
-        ready = ready or Ready.of(call, device)
+        ready = ready or Ready.of(call)
         if len(known) >= _KEPT:
             known.clear()
         tensors = views(ready.torch, call.seen, addresses, device)
@@ -93,7 +92,7 @@ def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
         addresses = values[:count] if numbers else values
         try:
             run = known.get(addresses) or bound(addresses)
-            if ready.is_current(stream):
+            if current_stream(device) == stream:
                 run(*numbers)
             else:
                 with memory.on(ready.torch, device, stream):
@@ -106,18 +105,16 @@ def by_address(call: TorchCall, device: Device) -> Callable[..., None]:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """Torch, when it is first needed. is_current: whether its work goes to a stream as it is. hold: makes of a function
-    one that runs under the settings of the call."""
+    """Torch, when it is first needed. hold: makes of a function one that runs under the settings of the call."""
 
     torch: ModuleType
-    is_current: Callable[[int], bool]
     hold: Callable[[Callable[..., object]], Callable[..., object]]
 
     @staticmethod
-    def of(call: TorchCall, device: Device) -> "Ready":
+    def of(call: TorchCall) -> "Ready":
         import torch
 
-        return Ready(torch, streams.current(torch, device), holding(torch, call.settings))
+        return Ready(torch, holding(torch, call.settings))
 
 
 def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:

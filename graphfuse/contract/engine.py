@@ -256,12 +256,14 @@ class Site:
     subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
     for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
     not compile. sources: the engine's answer to ``Engine.sources``, so that it need not write them again.
+    current_stream: tells the address of the stream that torch uses on a device in this thread, 0 for the default one.
     """
 
     subgraph: Subgraph
     outline: Outline | Launch
     compile: Callable[[str, str], Kernel]
     sources: tuple[str, ...]
+    current_stream: Callable[[Device], int]
 
 
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):

@@ -50,7 +50,7 @@ class Drawn:
         by_id = {t.id: self.pack.get(t.name) for t in facts.graph.tensors}
         names = {t.id: t.name for t in facts.graph.tensors}
         addresses = [by_id[seen.tensor].data_ptr() for seen in call.seen]
-        calls.by_address(call, CPU)(0, *addresses, *(numbers[names[t]] for t in call.numbers))
+        calls.by_address(call, CPU, lambda device: 0)(0, *addresses, *(numbers[names[t]] for t in call.numbers))
         return self.pack["out"]
 
     def declined(self):
@@ -386,7 +386,8 @@ def test_the_callers_modes_change_nothing(mode):
     case.write(y, torch.empty(8, 6), dtype=FLOAT)
     call, facts = calls.made(case.facts()), case.facts()
     names = {t.id: t.name for t in facts.graph.tensors}
-    run, addresses = calls.by_address(call, CPU), [case.pack[names[s.tensor]].data_ptr() for s in call.seen]
+    run = calls.by_address(call, CPU, lambda device: 0)
+    addresses = [case.pack[names[s.tensor]].data_ptr() for s in call.seen]
     with mode():
         run(0, *addresses)
     for _ in range(2):
