@@ -387,7 +387,7 @@ def _entry(of: Callable[[Problem], dict], problem: Problem) -> dict:
         return {"name": problem.name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
 
 
-def on_host() -> dict[str, dict[str, dict[str, float]]]:
+def host() -> dict[str, dict[str, dict[str, float]]]:
     """Microseconds of a call on the host, ours and torch's, by problem."""
     import torch
 
@@ -420,7 +420,7 @@ def _ratio(content: dict) -> tuple[float, str] | None:
 
 
 def _distance(content: dict) -> tuple[float, str] | None:
-    cases = (case for case in (*content["checks"], *content["cases"]) if "error" not in case)
+    cases = _found((*content["checks"], *content["cases"]))
     return max(((case["distance"], case["name"]) for case in cases), default=None)
 
 
@@ -430,50 +430,55 @@ TARGETS = (
 )
 
 
-def tables_of(content: dict) -> Iterator[tables.Table]:
-    def us(found: dict) -> str:
-        return f"{found['median']:.1f} ({found['low']:.1f} to {found['high']:.1f})"
+def _found(entries: Sequence[dict]) -> list[dict]:
+    """Those of a record that did not end in an error."""
+    return [entry for entry in entries if "error" not in entry]
 
+
+def failing(content: dict) -> tables.Table:
+    """Problems that are too far from float64, that another engine runs, or that ended in an error."""
+    wrong = [
+        (c["name"], c["plan"], f"{c['distance']:.3g}", f"{c['torch']:.3g}", str(c["settings_kept"]))
+        for c in _found(content["checks"])
+        if not c["distance"] <= 1.0 or not c["settings_kept"] or "torch" not in c["plan"]
+    ]
     failed = [case for case in (*content["checks"], *content["cases"]) if "error" in case]
-    yield tables.Table(
-        "problems that ended in an error", ("problem", "error"), [(c["name"], c["error"]) for c in failed], 2
+    wrong += [(c["name"], c["error"], "-", "-", "-") for c in failed]
+    return tables.Table(
+        f"{len(content['checks'])} problems were compared with float64; those that fail",
+        ("problem", "plan or error", "distance over what is accepted", "of torch's own", "settings kept"),
+        wrong,
+        2,
     )
-    found = [case for case in content["checks"] if "error" not in case]
-    wrong = [c for c in found if not c["distance"] <= 1.0 or not c["settings_kept"] or "torch" not in c["plan"]]
-    yield tables.Table(
-        f"{len(content['checks'])} checks against float64; those that fail, or that torch's engine does not run",
-        ("problem", "plan", "distance over accepted", "torch's own", "settings kept"),
-        [(c["name"], c["plan"], f"{c['distance']:.3g}", f"{c['torch']:.3g}", str(c["settings_kept"])) for c in wrong],
-    )
-    yield tables.Table(
+
+
+def on_host(content: dict) -> tables.Table:
+    def cell(us: dict) -> str:
+        return f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})"
+
+    return tables.Table(
         "microseconds of a call on the host: median (quartiles)",
         ("problem", OURS, PLAIN),
-        [
-            (
-                name,
-                *(f"{us[way]['median']:.2f} ({us[way]['low']:.2f} to {us[way]['high']:.2f})" for way in (OURS, PLAIN)),
-            )
-            for name, us in content["host_us"].items()
-        ],
+        [(name, cell(us[OURS]), cell(us[PLAIN])) for name, us in content["host_us"].items()],
     )
-    yield tables.Table(
+
+
+def on_gpu(content: dict) -> tables.Table:
+    def cell(us: dict) -> str:
+        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
+
+    def row(case: dict) -> tuple[str, ...]:
+        us, engines = case["us"], " + ".join(part.partition("[")[0] for part in case["plan"].split(" + "))
+        ratio = us[OURS]["median"] / us[PLAIN]["median"]
+        times = (cell(us[OURS]), cell(us[PLAIN]), f"{ratio:.3f}")
+        return (case["name"], engines, *times, f"{case['distance']:.3g}", f"{us[REFERENCE]['median']:.0f}")
+
+    return tables.Table(
         "microseconds of a call on the GPU: median (least to most)",
-        ("problem", "plan", OURS, PLAIN, "ratio", "distance over accepted", REFERENCE),
-        [
-            (
-                case["name"],
-                case["plan"].partition("[")[0],
-                us(case["us"][OURS]),
-                us(case["us"][PLAIN]),
-                f"{case['us'][OURS]['median'] / case['us'][PLAIN]['median']:.3f}",
-                f"{case['distance']:.3g}",
-                f"{case['us'][REFERENCE]['median']:.0f}",
-            )
-            for case in content["cases"]
-            if "error" not in case
-        ],
+        ("problem", "engines", OURS, PLAIN, "ratio", "distance over what is accepted", REFERENCE),
+        [row(case) for case in _found(content["cases"])],
+        2,
     )
-    yield tables.judged(TARGETS, content)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -488,11 +493,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content = {
             "versions": {"torch": record.version("torch")},
             "checks": [_entry(checked, problem) for problem in checks()],
-            "host_us": on_host(),
+            "host_us": host(),
             "cases": [_entry(compared, problem) for problem in measured()],
         }
     console = Console(highlight=False, width=180)
-    for each in tables_of(content):
+    for each in (failing(content), on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
         console.print(tables.terminal(each))
     if given.record:
         print(record.write(given.record, "torch-products", record.environment(record.CHECKOUT), content))
