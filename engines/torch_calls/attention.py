@@ -4,6 +4,7 @@ All keep scores and sums in float32, and round exponentials to the type of what 
 several steps, which rounds scores, is never used.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,9 @@ from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
 
 WIDEST = 256
 """Columns of q, k and v at most."""
+
+_BYTES = 16
+_TOGETHER = 8  # elements of 16 bits
 
 _NARROW = (data_type.BFLOAT16, data_type.HALF)
 
@@ -51,7 +55,10 @@ def attention(facts: Subgraph) -> TorchCall | No:
     found = _mask(node, q, k)
     if isinstance(found, No):
         return found
-    if why := multiplied(q, k, v) or next(filter(None, map(unfit, outputs)), None) or _kinds(node, q, v, outputs):
+    reasons = itertools.chain(
+        (multiplied(q, k, v),), map(unfit, outputs), (_kinds(node, q, v, outputs),), map(_lying, (q, k, v))
+    )
+    if why := next(filter(None, reasons), None):
         return No(why)
     scale, numbers = 1.0, ()
     given = node.input("attn_scale")
@@ -62,6 +69,16 @@ def attention(facts: Subgraph) -> TorchCall | No:
         scale, numbers = t.value, () if t.value is not None else (given,)
     bind = partial(_bind, found, bool(stats), scale)
     return TorchCall((*map(TorchView.of, (q, k, v)), *map(TorchView.of, outputs)), bind, numbers)
+
+
+def _lying(t: FrozenTensor) -> str | None:
+    """Why kernels cannot read a tensor where it lies, 16 bytes at a time; None if they can."""
+    if t.dim[3] > 1 and t.stride[3] != 1:
+        return f"{t} has stride {t.stride[3]} between columns; accepted: 1"
+    apart = next((s for e, s in zip(t.dim[:3], t.stride[:3], strict=True) if e > 1 and s % _TOGETHER), None)
+    if apart is not None:
+        return f"{t} has stride {apart}; accepted: multiples of {_TOGETHER}, but between columns"
+    return None if t.alignment >= _BYTES else f"{t} is aligned to {t.alignment} bytes; accepted: {_BYTES}"
 
 
 def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Band | No:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode, numerical_note
-from graphfuse.base.errors import DeviceError
+from graphfuse.base.errors import DeviceError, GraphNotSupportedError
 from graphfuse.contract import memory
 from graphfuse.contract.engine import Address, Engine, FrozenCall, HostScalar, No, NoKnobs, Prepared, Site
 from graphfuse.contract.served import Served
@@ -17,7 +17,7 @@ from graphfuse.engines.torch_calls.call import TorchCall, TorchView
 from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
 from graphfuse.engines.torch_calls.settings import holding
-from graphfuse.op_graph.ir import Subgraph
+from graphfuse.op_graph.ir import Node, Subgraph
 from graphfuse.patterns.epilogues import ProductFacts
 
 CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
@@ -26,6 +26,9 @@ CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
     "sdpa": attention,
 }
 """By the op that a match starts from."""
+
+FIRST_SM = 80
+"""The first chip that attention has kernels for."""
 
 _KEPT = 64  # calls with addresses that were given
 
@@ -45,6 +48,9 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
     def why_not(self, facts: ProductFacts, device: Device) -> No | None:
         if device.kind != "cuda":
             return No(f"torch's kernels for CUDA do not run on {device}")
+        node = facts.subgraph.nodes[0]
+        if node.op_name == "sdpa" and device.sm < FIRST_SM:
+            return No(f"{node} needs SM{FIRST_SM} or newer; {device} is SM{device.sm}")
         found = made(facts.subgraph)
         return found if isinstance(found, No) else None
 
@@ -61,9 +67,21 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
     def prepare(self, facts: ProductFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
         call = made(facts.subgraph)
         assert isinstance(call, TorchCall)
+        if device.here:
+            _check_torch(facts.subgraph.nodes[0])
         arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
         frozen = FrozenCall(arguments, by_address(call, device, site.current_stream))
         return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
+
+
+def _check_torch(node: Node) -> None:
+    """GraphNotSupportedError where this torch has no kernels for the node."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise GraphNotSupportedError(f"{node}: torch {torch.__version__} sees no CUDA device")
+    if node.op_name.startswith("conv") and not torch.backends.cudnn.is_available():
+        raise GraphNotSupportedError(f"{node}: torch {torch.__version__} has no cuDNN")
 
 
 def made(facts: Subgraph) -> TorchCall | No:

@@ -1,5 +1,6 @@
 """Torch's kernels as an engine, on CPU tensors: what is called, on which views, and what is declined."""
 
+import dataclasses
 import re
 import threading
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse import DeviceError, convolution_mode, diagonal_alignment, heur_mode
+from graphfuse import DeviceError, GraphNotSupportedError, convolution_mode, diagonal_alignment, heur_mode
 from graphfuse.base.device import CPU, for_arch
+from graphfuse.contract.engine import NoKnobs
 from graphfuse.engines.torch_calls import TorchEngine, settings
 from graphfuse.engines.torch_calls import engine as calls
 from graphfuse.engines.torch_calls.call import TorchCall
@@ -236,6 +238,25 @@ def test_convolutions_and_their_gradients(window, last, dtype):
         hold(case.run(), exact, dtype)
 
 
+def test_a_convolution_of_volumes_and_its_gradients():
+    x, w = values(2, 4, 5, 6, 7), values(6, 2, 3, 3, 3, seed=1)
+    x, w = x.bfloat16().contiguous(memory_format=torch.channels_last_3d), w.bfloat16()
+    exact_x, exact_w = (t.double().requires_grad_() for t in (x, w))
+    y = F.conv3d(exact_x, exact_w, None, (1, 2, 1), (1, 1, 0), 1, 2)
+    loss = values(*y.shape, seed=2).bfloat16()
+    y.backward(loss.double())
+    for name, read, exact in (
+        ("conv_fprop", {"image": x, "weight": w}, y.detach()),
+        ("conv_dgrad", {"loss": loss, "filter": w}, exact_x.grad),
+        ("conv_wgrad", {"image": x, "loss": loss}, exact_w.grad),
+    ):
+        case = Drawn()
+        ports = {port: case.read(t, port) for port, t in read.items()}
+        made = getattr(case.g, name)(**ports, padding=[1, 1, 0], stride=[1, 2, 1])
+        case.write(made, torch.empty_like(exact, dtype=torch.bfloat16))
+        hold(case.run(), exact)
+
+
 @pytest.mark.parametrize("dtype", [FLOAT, HALF])
 def test_a_result_of_another_type_is_rounded_once(dtype):
     x, w = values(2, 4, 9, 8).bfloat16(), values(6, 4, 3, 3).bfloat16()
@@ -309,6 +330,42 @@ def test_attention_that_is_declined(asked, why):
     case = Drawn()
     attention(case, **asked)
     assert why in case.declined()
+
+
+@pytest.mark.parametrize(
+    ("lying", "why"),
+    [
+        ({"stride": [640, 160, 1, 10]}, "has stride 10 between columns; accepted: 1"),
+        ({"stride": [680, 170, 17, 1]}, "has stride 170; accepted"),
+        ({"byte_alignment": 2}, "is aligned to 2 bytes; accepted: 16"),
+    ],
+)
+def test_attention_of_tensors_that_kernels_cannot_read(lying, why):
+    g, case = graphs.new(), Drawn()
+    case.g, like = g, {"data_type": BF16}
+    q, k = g.tensor([2, 4, 10, 16], name="q", **like), g.tensor([2, 4, 10, 16], name="k", **lying, **like)
+    g.sdpa(q, k, q)[0].set_output().set_data_type(BF16)
+    assert why in case.declined() and "'k'" in case.declined()
+
+
+def test_attention_needs_a_chip_with_kernels_for_it():
+    case = Drawn()
+    attention(case)
+    facts = epilogues.ProductFacts("attention", case.facts())
+    old = dataclasses.replace(H200, compute_capability=(7, 5))
+    assert "needs SM80 or newer; cuda:0 is SM75" in str(TorchEngine().why_not(facts, old))
+    assert TorchEngine().why_not(facts, H200) is None
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("cuda", "sees no CUDA device"), ("backends.cudnn", "has no cuDNN")])
+def test_a_torch_without_kernels_leaves_the_plan_to_others(kind, missing, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind != "cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    case = Drawn()
+    case.g.conv_fprop(case.read(values(2, 4, 9, 8), "x"), case.read(values(6, 4, 3, 3), "w")).set_output()
+    facts, here = epilogues.ProductFacts("conv", case.facts()), dataclasses.replace(H200, here=True)
+    with pytest.raises(GraphNotSupportedError, match=missing):
+        TorchEngine().prepare(facts, NoKnobs(), here, None)
 
 
 def test_masks_that_torch_has_kernels_for():

@@ -113,6 +113,26 @@ def test_convolutions_and_their_gradients(window, last, dtype):
         near(case, exact, dtype)
 
 
+def test_a_convolution_of_volumes_and_its_gradients():
+    x, w = values((2, 32, 5, 8, 8), last=True), values((64, 32, 3, 3, 3), seed=1, last=True)
+    exact_x, exact_w = (t.double().requires_grad_() for t in (x, w))
+    y = F.conv3d(exact_x, exact_w, None, (1, 2, 1), 1)
+    loss = values(y.shape, seed=2, last=True)
+    y.backward(loss.double())
+    for name, read, exact in (
+        ("conv_fprop", {"image": x, "weight": w}, y.detach()),
+        ("conv_dgrad", {"loss": loss, "filter": w}, exact_x.grad),
+        ("conv_wgrad", {"image": x, "loss": loss}, exact_w.grad),
+    ):
+        case = new()
+        ports = {port: case.tensor(t, port) for port, t in read.items()}
+        made = getattr(case.g, name)(**ports, padding=[1, 1, 1], stride=[1, 2, 1])
+        case.output(made, exact, like=values(exact.shape, seed=3, last=True))
+        run(case, engines=ENGINES)
+        assert set(takes(case.g).values()) == {"torch"}
+        near(case, exact, BF16)
+
+
 def attended(case, shape, others=None, heads=None, dtype=BF16, **asked):
     """The outputs of sdpa, and in float64 the scores and v."""
     batch, count, rows, columns = shape
