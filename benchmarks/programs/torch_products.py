@@ -35,9 +35,14 @@ CALLS, ROUNDS = 200, 30
 class Problem:
     """One graph and the same by torch.
 
-    draw: adds the nodes to a graph, given it and its tensors by name; returns the output. plain: the same by torch's
-    calls, given tensors by name. exact: the same in float64. read: inputs by name. out: like what is written.
-    tolerance: of elements, and of the largest one. settings: of torch's, while it is checked.
+    name: of the problem, for the tables.
+    draw: adds the nodes to a graph, given it and its tensors by name; returns the output.
+    plain: the same by torch's calls, given tensors by name.
+    read: inputs by name.
+    out: like what is written.
+    tolerance: of elements, and of the largest one.
+    settings: of torch's, while it is checked.
+    rounds: whether intermediates are rounded to the type of the output, as torch's are.
     """
 
     name: str
@@ -47,14 +52,19 @@ class Problem:
     out: torch.Tensor
     tolerance: tuple[float, float]
     settings: dict[str, object] = field(default_factory=dict)
+    rounds: bool = False
 
     def graph(self, engines: Sequence[str]):
         import graphfuse as gf
 
-        graph = gf.pygraph(self.name, io_data_type=_named(self.out.dtype), intermediate_data_type=gf.data_type.FLOAT)
+        own = _named(self.out.dtype)
+        between = {"intermediate_data_type": gf.data_type.FLOAT}
+        if self.rounds:
+            between = {"intermediate_data_type": own, "intermediate_rounding": "declared"}
+        graph = gf.pygraph(self.name, io_data_type=own, **between)
         tensors = {name: graph.tensor_like(t) for name, t in self.read.items()}
         made = self.draw(graph, **tensors)
-        made.set_output().set_name("out").set_data_type(_named(self.out.dtype))
+        made.set_output().set_name("out").set_data_type(own)
         made.set_dim(list(self.out.shape)).set_stride(list(self.out.stride()))
         graph.build([gf.heur_mode.A], engines=list(engines))
         others = {t: _like(t) for t in graph.get_outputs() if t is not made}
@@ -110,7 +120,7 @@ def drawn(*shape: int, dtype: str = "bfloat16", last: bool = False, seed: int = 
 ONE_ROUNDING = {"bfloat16": (2.0**-8, 2.0**-15), "float16": (2.0**-11, 2.0**-15), "float32": (2.0**-16, 2.0**-16)}
 """Of a result; and what sums in float32 lose, over the largest. TF32 loses 20 times as much."""
 ROUNDED_INSIDE = (2.0**-7, 2.0**-7)
-"""Of attention, whose exponentials are rounded."""
+"""Of attention, whose exponentials are rounded, and of graphs whose intermediates are."""
 
 
 def product(
@@ -204,12 +214,14 @@ def convolution(
         ),
     }
     draw, plain, read, like = cases[kind]
-    more_of_it = (
-        f"{after} {window if window != (1, 1, 1) else ''} {'uneven' if uneven else ''} {'NaN' if holes else ''}"
+    words = {"uneven": uneven, "NaN": holes, "rounded between": more.get("rounds")}
+    more_of_it = " ".join(
+        [after, *([str(window)] * (window != (1, 1, 1))), *(word for word, on in words.items() if on)]
     )
     layout = "NHWC" if last else "NCHW"
     name = " ".join(f"conv {kind} {'x'.join(map(str, shape))} {taps}x{taps} {layout} {dtype} {more_of_it}".split())
-    return Problem(name, draw, plain, read, torch.empty_like(like), ONE_ROUNDING[dtype], **more)
+    tolerance = ROUNDED_INSIDE if more.get("rounds") else ONE_ROUNDING[dtype]
+    return Problem(name, draw, plain, read, torch.empty_like(like), tolerance, **more)
 
 
 def attention(
@@ -289,6 +301,7 @@ def checks() -> Iterator[Problem]:
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu")
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu", holes=True)
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias silu")
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias silu", rounds=True)
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, uneven=1)
     for kind, window in itertools.product(("fprop", "dgrad", "wgrad"), ((2, 1, 1), (1, 2, 1), (2, 2, 4), (1, 1, 32))):
         yield convolution(kind, (4, 32, 21, 24, 64), 3, True, window=window)
@@ -312,6 +325,7 @@ def measured() -> Iterator[Problem]:
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, False)
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias relu")
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu", rounds=True)
     yield convolution("dgrad", (32, 256, 56, 56, 256), 3, True)
     yield convolution("wgrad", (32, 256, 56, 56, 256), 3, True)
     yield attention((2, 16, 4096, 128), True)
