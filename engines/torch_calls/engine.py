@@ -16,7 +16,7 @@ from graphfuse.engines.torch_calls.attention import attention
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView
 from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
-from graphfuse.engines.torch_calls.settings import holding
+from graphfuse.engines.torch_calls.settings import TorchSetting, holding
 from graphfuse.op_graph.ir import Node, Subgraph
 from graphfuse.patterns.epilogues import ProductFacts
 
@@ -70,7 +70,7 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         if device.here:
             _check_torch(facts.subgraph.nodes[0])
         arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
-        frozen = FrozenCall(arguments, by_address(call, device, site.current_stream))
+        frozen = FrozenCall(arguments, by_address(call, device, site.current_stream, site.torch_setting))
         return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
 
 
@@ -89,8 +89,10 @@ def made(facts: Subgraph) -> TorchCall | No:
     return CALLS[facts.nodes[0].op_name](facts)
 
 
-def by_address(call: TorchCall, device: Device, current_stream: Callable[[Device], int]) -> Callable[..., None]:
-    """`call`, given a stream, the addresses of what it is given, and numbers. current_stream: of ``Site``."""
+def by_address(
+    call: TorchCall, device: Device, current_stream: Callable[[Device], int], setting: TorchSetting
+) -> Callable[..., None]:
+    """`call`, given a stream, the addresses of what it is given, and numbers. current_stream, setting: of ``Site``."""
     ready: Ready | None = None
     known: dict[tuple[float, ...], Callable[..., object]] = {}
     count = len(call.seen)
@@ -98,7 +100,7 @@ def by_address(call: TorchCall, device: Device, current_stream: Callable[[Device
     def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
         nonlocal ready
         # Torch is imported by the first call: plans are also made where no graph is run.
-        ready = ready or Ready.of(call)
+        ready = ready or Ready.of(call, setting)
         if len(known) >= _KEPT:
             known.clear()
         tensors = views(ready.torch, call.seen, addresses, device)
@@ -129,10 +131,10 @@ class Ready:
     hold: Callable[[Callable[..., object]], Callable[..., object]]
 
     @staticmethod
-    def of(call: TorchCall) -> "Ready":
+    def of(call: TorchCall, setting: TorchSetting) -> "Ready":
         import torch
 
-        return Ready(torch, holding(torch, call.settings))
+        return Ready(torch, holding(setting, call.settings))
 
 
 def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:

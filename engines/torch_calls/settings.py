@@ -4,7 +4,6 @@ They belong to the process. So calls hold them one after another, and another th
 does so as exactly.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -34,38 +33,32 @@ Wanted = Sequence[tuple[tuple[str, str], object]]
 """Settings with their values."""
 
 
-def holding(torch, wanted: Wanted) -> Callable[[Callable[..., object]], Callable[..., object]]:
+TorchSetting = Callable[[str, str], tuple[Callable[[], tuple], Callable[..., object]]]
+"""Finds what reads and what writes a setting (``Site.torch_setting``)."""
+
+
+def holding(found: TorchSetting, wanted: Wanted) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Makes of a function the same, during which settings have the wanted values. They have their own again when it
     returns."""
     if not wanted:
         return lambda run: run
-    settings = [(_module(torch, where), name, value) for (where, name), value in wanted]
+    settings = [(*found(*name), value, ("none",) if value == "ieee" else ()) for name, value in wanted]
 
     def hold(run: Callable[..., object]) -> Callable[..., object]:
         def held(*arguments: object) -> None:
             with _HELD:
                 changed = []
                 try:
-                    for module, name, value in settings:
-                        before = getattr(module, name)
-                        if before != value and not (value == "ieee" and before == "none"):
-                            changed.append((module, name, _restoring(module, name, before)))
-                            setattr(module, name, value)
+                    for read, write, value, alike in settings:
+                        before = read()
+                        if before[0] != value and before[0] not in alike:
+                            changed.append((write, before))
+                            write(value, *before[1:])
                     run(*arguments)
                 finally:
-                    for module, name, before in changed:
-                        setattr(module, name, before)
+                    for write, before in changed:
+                        write(*before)
 
         return held
 
     return hold
-
-
-def _module(torch, where: str) -> object:
-    return functools.reduce(getattr, where.split("."), torch.backends)
-
-
-def _restoring(module: object, name: str, before: object) -> object:
-    """The value to set for what there was. Newer versions of torch have two values under one name."""
-    split = getattr(module, f"{name}_split_k", None)
-    return before if split is None else (before, split)

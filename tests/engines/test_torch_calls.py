@@ -18,6 +18,7 @@ from graphfuse.op_graph.ir import Subgraph
 from graphfuse.patterns import epilogues
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
+from graphfuse.runtime import torch_private
 from support import graphs
 from support.graphs import BF16, E4M3, FLOAT, HALF
 from support.products import lowered
@@ -52,7 +53,9 @@ class Drawn:
         by_id = {t.id: self.pack.get(t.name) for t in facts.graph.tensors}
         names = {t.id: t.name for t in facts.graph.tensors}
         addresses = [by_id[seen.tensor].data_ptr() for seen in call.seen]
-        calls.by_address(call, CPU, lambda device: 0)(0, *addresses, *(numbers[names[t]] for t in call.numbers))
+        calls.by_address(call, CPU, lambda device: 0, torch_private.setting)(
+            0, *addresses, *(numbers[names[t]] for t in call.numbers)
+        )
         return self.pack["out"]
 
     def declined(self):
@@ -412,7 +415,7 @@ def test_settings_are_held_and_have_their_values_again():
                 raise KeyError
 
             with pytest.raises(KeyError):
-                settings.holding(torch, wanted)(seen)()
+                settings.holding(torch_private.setting, wanted)(seen)()
             assert {name: getattr(matmul, name) for name in before} == dict.fromkeys(before, user)
     finally:
         for name, value in before.items():
@@ -427,7 +430,7 @@ def test_calls_hold_settings_one_after_another():
         most.append(len(inside))
         inside.pop()
 
-    held = settings.holding(torch, settings.EXACT_PRODUCTS[FLOAT])(run)
+    held = settings.holding(torch_private.setting, settings.EXACT_PRODUCTS[FLOAT])(run)
     threads = [threading.Thread(target=lambda: [held() for _ in range(200)]) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -443,7 +446,7 @@ def test_the_callers_modes_change_nothing(mode):
     case.write(y, torch.empty(8, 6), dtype=FLOAT)
     call, facts = calls.made(case.facts()), case.facts()
     names = {t.id: t.name for t in facts.graph.tensors}
-    run = calls.by_address(call, CPU, lambda device: 0)
+    run = calls.by_address(call, CPU, lambda device: 0, torch_private.setting)
     addresses = [case.pack[names[s.tensor]].data_ptr() for s in call.seen]
     with mode():
         run(0, *addresses)
