@@ -39,7 +39,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
     def run(self, facts: Subgraph, knobs: NoKnobs, device: Device, buffers: Buffers, stream: int) -> None:
         import torch
 
-        with _on(torch, device, stream):
+        with memory.on(torch, device, stream):
             values: dict[int, object] = {}
             for node in facts.nodes:
                 compute = getattr(torch, node.compute.facts.torch)
@@ -72,18 +72,6 @@ def _rounded(torch, values, dtype: data_type, compute):
         return rounding.encode(torch, values, dtype)
     rounded = rounding.round_to(torch, values, dtype)
     return rounded.to(compute) if compute.is_floating_point or not dtype.is_float else rounded
-
-
-def _on(torch, device: Device, stream: int):
-    if device.memory == "cpu":
-        return torch.device("cpu")
-    # ExternalStream takes the default stream's address, 0, for none and makes a stream of its own.
-    given = (
-        torch.cuda.ExternalStream(stream, device=device.ordinal)
-        if stream
-        else torch.cuda.default_stream(device.ordinal)
-    )
-    return torch.cuda.stream(given)
 
 
 def _load(torch, t: FrozenTensor, device: Device, buffers: Buffers, compute):

@@ -2,7 +2,7 @@
 the input; all channels last.
 
 Each norm becomes one kernel with all that works on the same pixels around it. Convolutions go to another engine: with
-GRAPHFUSE_CUDNN=on to cuDNN's, which adds bias and input to what it has in registers. On a GPU the shape is that of the
+the extra cudnn to cuDNN's, which adds bias and input to what it has in registers. On a GPU the shape is that of the
 decoder's last stage, four frames of 832 x 480.
 """
 

@@ -13,8 +13,7 @@ from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 PRODUCTS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad")
 """Ops after which pointwise nodes are taken."""
 
-ALONE = (
-    "sdpa",
+NORMALIZING = (
     "rmsnorm",
     "rmsnorm_backward",
     "layernorm",
@@ -38,6 +37,11 @@ class EpilogueFacts:
 
     node: str
     subgraph: Subgraph
+
+
+@dataclass(frozen=True)
+class ProductFacts(EpilogueFacts):
+    """Facts of a product, a convolution or attention."""
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
@@ -67,8 +71,12 @@ def _shape(graph: FrozenGraph, index: int) -> tuple[int, ...]:
     return graph.tensors[made].dim
 
 
-def facts(match: Match) -> EpilogueFacts:
-    return EpilogueFacts(match.anchor.name, match.subgraph)
+PATTERN = Pattern(
+    "epilogue",
+    tuple(map(single, (*PRODUCTS, "sdpa"))),
+    lambda match: ProductFacts(match.anchor.name, match.subgraph),
+    grow,
+)
 
-
-PATTERN = Pattern("epilogue", tuple(map(single, (*PRODUCTS, *ALONE))), facts, grow)
+NORMS = Pattern("norm", tuple(map(single, NORMALIZING)), lambda match: EpilogueFacts(match.anchor.name, match.subgraph))
+"""Norms alone, each as one node."""

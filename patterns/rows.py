@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from graphfuse.contract.engine import No
 from graphfuse.contract.match import Match, Pattern, convex, single
 from graphfuse.op_graph.ir import FrozenGraph
+from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
@@ -88,7 +89,11 @@ def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
 
 def facts(match: Match) -> RowFacts | No:
     """The match as rows x columns; No if a tensor cannot be seen that way."""
-    axes = ROLES[match.anchor.op_name].axes(match.graph, match.anchor)
+    return described(match, ROLES[match.anchor.op_name].axes(match.graph, match.anchor))
+
+
+def described(match: Match, axes: Axes) -> RowFacts | No:
+    """The nodes of a match on rows along these axes."""
     made = Builder(match.subgraph, axes).made()
     if isinstance(made, No):
         return made

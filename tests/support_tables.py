@@ -250,7 +250,7 @@ Only heuristic mode `OPENSOURCE` refuses such a graph.
 ## Operations
 
 **Generated kernel**: a graph of this operation becomes one kernel. A pointwise operation is asked for behind a norm.
-**cuDNN**: the [engine on request](graphs.md#cudnns-engine) can translate the node; cuDNN then decides.
+**cuDNN**: [its engine](graphs.md#cudnns-engine) can translate the node; cuDNN then decides.
 
 {table(("operation", "", "generated kernel", "cuDNN"), operations())}
 

@@ -24,7 +24,7 @@ from graphfuse.benchmarks.untuned import untuned
 from graphfuse.tuned_tables import measured
 from graphfuse.tuned_tables.entry import Source
 
-ENGINES = ("rows", "cudnn", "reference")
+ENGINES = ("rows", "cudnn", "torch", "reference")
 BF16 = data_type.BFLOAT16
 FILE = record.CHECKOUT / "graphfuse/tuned_tables/measured.py"
 LINE = 120

@@ -25,6 +25,7 @@ from graphfuse.benchmarks.programs import (
     plot,
     profile,
     ranking,
+    torch_products,
     wan_block,
 )
 from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
@@ -142,6 +143,12 @@ def _cudnn_calls(record: dict) -> str:
     return _told(where, verdicts, cudnn_calls.on_host(record), cudnn_calls.on_gpu(record))
 
 
+def _torch_products(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    told = (torch_products.on_gpu(record), torch_products.on_host(record), torch_products.failing(record))
+    return _told(where, tables.judged(torch_products.TARGETS, record), *told)
+
+
 def _wan_block(record: dict) -> str:
     where = _where(record["environment"], record["versions"])
     return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
@@ -183,6 +190,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "in-a-model": _in_a_model,
     "llama": _llama,
     "cudnn-calls": _cudnn_calls,
+    "torch-products": _torch_products,
     "wan-block": _wan_block,
     "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),

@@ -21,6 +21,8 @@ def why_not(facts: Subgraph, device: Device) -> No | None:
     """First reason against: of the nodes, then of their tensors, then of this machine."""
     if device.kind != "cuda":
         return No(f"cuDNN runs on CUDA devices, not on {device}")
+    if not device.here:
+        return No(f"cuDNN plans for devices of this machine, not for {device.described}")
     found = unsaid(facts)
     if found is not None:
         return found

@@ -25,7 +25,7 @@ ENGINES = ["rows", "cudnn", "reference"]
 # %% [markdown]
 # ## Product, bias, GELU
 #
-# `engines` of `build` are the names of those that may be asked. `GRAPHFUSE_CUDNN=on` would ask cuDNN for every graph.
+# `engines` of `build` are the names of those that may be asked. Without it, all are.
 
 # %%
 graph = cudnn.pygraph(

@@ -16,7 +16,7 @@ class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
     OPENSOURCE = "opensource"  # generated kernels only
     A = "a"  # generated kernels first, then what runs the rest
     B = "b"  # as A, with each engine's wider knob space
-    FALLBACK = "fallback"  # the reference engine
+    FALLBACK = "fallback"  # libraries' engines, and the reference engine, which runs every valid graph
 
 
 class behavior_note(_Named):  # noqa: N801

@@ -8,7 +8,7 @@
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
 | GRAPHFUSE_VERIFY | on: row programs and what kernels are printed from are checked, for authors; off (default) |
-| GRAPHFUSE_CUDNN | on: cuDNN's engines are used (extra cudnn); off (default): only where they are named |
+| GRAPHFUSE_CUDNN | off: cuDNN (extra cudnn) is used where it is named alone; on: it is asked about all that it has |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
@@ -64,9 +64,10 @@ def plugins() -> bool:
     return _switch("GRAPHFUSE_PLUGINS", "on")
 
 
-def cudnn() -> bool:
-    """True if cuDNN's engines are used without being named; SettingError for another value than on and off."""
-    return _switch("GRAPHFUSE_CUDNN", "off")
+def cudnn() -> bool | None:
+    """True if cuDNN is asked about all nodes that it has, False if about none; None, for an unset variable, if about
+    those that nothing of our own takes. SettingError for another value than on and off."""
+    return _switch("GRAPHFUSE_CUDNN", "on") if os.environ.get("GRAPHFUSE_CUDNN") else None
 
 
 def verify() -> bool:

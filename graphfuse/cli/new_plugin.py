@@ -102,8 +102,8 @@ def _refuse(name: str, package: str) -> None:
     from graphfuse.planning import registry as plugins
 
     known = plugins.installed()
-    requested = (*engines.ON_REQUEST, *(pattern for some in patterns.ON_REQUEST.values() for pattern in some))
-    taken = {item.name for item in (*known.patterns, *known.engines, *requested)} | {"graphfuse", "emulator"}
+    first_party = (*engines.ALL, *(pattern for some in patterns.OF_ENGINES.values() for pattern in some))
+    taken = {item.name for item in (*known.patterns, *known.engines, *first_party)} | {"graphfuse", "emulator"}
     if package in taken:
         raise typer.BadParameter(
             f"{name!r} is taken: installed are {', '.join(sorted(taken))}; names must differ", param_hint="NAME"

@@ -256,12 +256,16 @@ class Site:
     subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
     for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
     not compile. sources: the engine's answer to ``Engine.sources``, so that it need not write them again.
+    current_stream: tells the address of the stream that torch uses on a device in this thread, 0 for the default one.
+    torch_setting: what reads and what writes a setting, of a module of torch.backends and its name there, as tuples.
     """
 
     subgraph: Subgraph
     outline: Outline | Launch
     compile: Callable[[str, str], Kernel]
     sources: tuple[str, ...]
+    current_stream: Callable[[Device], int]
+    torch_setting: Callable[[str, str], tuple[Callable[[], tuple], Callable[..., object]]]
 
 
 class Engine(abc.ABC, Generic[FactsT, KnobsT]):

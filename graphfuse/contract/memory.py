@@ -1,4 +1,4 @@
-"""Memory at an address as a torch tensor. The caller keeps the memory alive."""
+"""Memory at an address as a torch tensor, and a stream at an address as torch's. The caller keeps both alive."""
 
 import ctypes
 
@@ -12,6 +12,19 @@ def wrap(torch, address: int, size: int, device: Device):
     if device.memory == "cpu":
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
     return torch.as_tensor(_CudaBytes(address, size), device=device.memory)
+
+
+def on(torch, device: Device, stream: int):
+    """Context in which torch works on `device`, on the stream at an address (0: the default stream)."""
+    if device.memory == "cpu":
+        return torch.device("cpu")
+    # ExternalStream takes the default stream's address, 0, for none and makes a stream of its own.
+    given = (
+        torch.cuda.ExternalStream(stream, device=device.ordinal)
+        if stream
+        else torch.cuda.default_stream(device.ordinal)
+    )
+    return torch.cuda.stream(given)
 
 
 class _CudaBytes:

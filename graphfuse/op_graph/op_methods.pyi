@@ -675,10 +675,10 @@ class OpMethods:
         sliding_window_length the left bound. A row with nothing to attend to has 0 and, for Stats, -infinity.
         Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
-        compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials
-        to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation: what cuDNN's
-        engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines
-        have one implementation, whichever is asked for."""
+        compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the
+        exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.
+        implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
+        refuses that. Other engines have one implementation, whichever is asked for."""
 
     def instancenorm(
         self,

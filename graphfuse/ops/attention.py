@@ -158,10 +158,10 @@ TABLE = (
         "sliding_window_length the left bound. A row with nothing to attend to has 0 and, for Stats, -infinity.\n"
         "Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with\n"
         "generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the\n"
-        "compute data type, FLOAT unless set, and are not rounded on the way: cuDNN's kernels round the exponentials\n"
-        "to q's type. O is rounded once, to its own type. Both are row-major unless set. implementation: what cuDNN's\n"
-        "engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN refuses that. Other engines\n"
-        "have one implementation, whichever is asked for.",
+        "compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the\n"
+        "exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.\n"
+        "implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN\n"
+        "refuses that. Other engines have one implementation, whichever is asked for.",
         inputs=(Port("q"), Port("k"), Port("v"), Port("attn_scale", optional=True), Port("bias", optional=True)),
         outputs=(Port("O"), Port("Stats", optional=True, dtype=data_type.FLOAT)),
         infer=_shapes,

@@ -18,6 +18,8 @@ from graphfuse.contract.engine import Engine, Frozen, FrozenCall, Kernel, Launch
 from graphfuse.contract.match import Declined, Match, Pattern, Region
 from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.planning.registry import FIRST_PARTY, Origin, origin, said, shown
+from graphfuse.runtime.handle import current_stream
+from graphfuse.runtime.torch_private import setting
 
 _warned: set[tuple[str, str]] = set()
 
@@ -92,7 +94,7 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
 
     # Apart from prepare, so that an error says what in the words of who writes kernels.
     sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
-    return call(engine, about, "prepare", made, Site(about, outline, compiled, sources))
+    return call(engine, about, "prepare", made, Site(about, outline, compiled, sources, current_stream, setting))
 
 
 def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:

@@ -4,7 +4,7 @@
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain, islice
@@ -34,6 +34,8 @@ _OF_ALL = frozenset({behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API, numerical_not
 NoteT = TypeVar("NoteT", behavior_note, numerical_note)
 
 _CIRCLE = No("it and another region would wait for each other")
+
+_NOTHING = No("it was not asked: nothing is left that it might take")
 
 _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
 
@@ -175,9 +177,11 @@ def propose(
     tunings: Tunings = Tunings(),
     ranking: Sequence[Rank] = RANKING,
     origins: Mapping[int, Origin] = MappingProxyType({}),
+    last: Collection[str] = (),
 ) -> Proposal:
     """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
-    these leaves it out.
+    these leaves it out. last: names of engines that are asked about nodes alone that no engine of another pattern
+    takes, in whatever mode.
 
     Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
     may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
@@ -187,8 +191,26 @@ def propose(
     engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
     """
 
-    def ask(region: Region, engines: Sequence[Engine]) -> list[Part]:
-        return [part for e in engines for part in answered(region, e, device, mode, tunings, origins, verdicts)]
+    def ask(region: Region, some: Sequence[Engine]) -> list[Part]:
+        found: list[Part] = []
+        for engine in some:
+            asks_last = engine.name in last and facts_for(engine, region) is not None
+            other = taker(region.subgraph, region.pattern) if asks_last else None
+            if other is None:
+                found += answered(region, engine, device, mode, tunings, origins, verdicts)
+            else:
+                verdicts.append(Verdict(region, engine.name, No(f"it was not asked, as {other} takes these nodes")))
+        return found
+
+    @cache
+    def taker(nodes: Subgraph, pattern: str) -> str | None:
+        """The first engine that takes nodes as those of another pattern."""
+        for region in regions:
+            for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
+                knows = e.name not in last and e.facts is not Subgraph and isinstance(region.facts, e.facts)
+                if knows and _declined(e, region.facts, nodes, device) is None:
+                    return e.name
+        return None
 
     def ranked(region: Region, options: list[Part]) -> list[Part]:
         places = rank(region, device, ranking).places([part.engine.name for part in options])
@@ -233,6 +255,10 @@ def propose(
             break
     plans = () if uncovered else tuple(_alternatives(graph, table, device))
     why = _chosen_why(chosen, len(regions), most_nodes)
+    silent = [e for e in asked if e.name in last and all(e.name != verdict.engine for verdict in verdicts)]
+    if device.kind == "cuda":
+        everything = Subgraph(graph, tuple(range(len(graph.nodes))))
+        verdicts += [Verdict(Region("", everything, everything), e.name, _NOTHING) for e in silent]
     return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered), why)
 
 

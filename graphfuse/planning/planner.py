@@ -107,7 +107,10 @@ class Planner:
         engines = self._sound_engines()
         tunings, origins = store.tunings(engines, self.device), self.registry.origins
         self.proposals = [
-            plan.propose(self.graph, self.regions, engines, self.device, m, tunings, origins=origins) for m in modes
+            plan.propose(
+                self.graph, self.regions, engines, self.device, m, tunings, origins=origins, last=self.registry.last
+            )
+            for m in modes
         ]
         for proposal in self.proposals:
             known = {p.name for p in self.plans}

@@ -1,7 +1,7 @@
 """The registry of patterns and engines: the caller's, the first-party ones, and those of installed packages.
 
-Some first-party engines are used on request: if they are named, or if the environment asks for them. Their patterns
-come with them.
+Some first-party engines are those of libraries (``graphfuse.engines.LIBRARIES``). The environment may leave them out.
+Patterns that are there for them alone come with them.
 
 A package offers plug-ins by entry points in the groups ``graphfuse.engines`` and ``graphfuse.patterns``. Each names an
 Engine or Pattern object, or a tuple of them. Importing a module registers nothing.
@@ -56,25 +56,30 @@ class Listed:
 @dataclass(frozen=True)
 class Registry:
     """Patterns and engines that planning may use, in order of preference. origins: where what the caller did not pass
-    comes from, by id. listed: the installed plug-ins."""
+    comes from, by id. listed: the installed plug-ins. last: names of engines that are asked about nodes alone that no
+    engine of another pattern takes."""
 
     patterns: tuple[Pattern, ...]
     engines: tuple[Engine, ...]
     origins: Mapping[int, Origin] = field(default_factory=dict, compare=False, repr=False)
     listed: tuple[Listed, ...] = field(default=(), compare=False, repr=False)
+    last: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) -> Registry:
     """The registry for one graph: objects given here come first; if names are given, only
     they (and the objects) are kept. An object that is also installed is one plug-in, the caller's."""
-    from graphfuse.engines import ON_REQUEST
+    from graphfuse.engines import ALL
 
     known = installed()
     patterns, engines = tuple(patterns), tuple(engines)
-    used = _select(_ENGINES, known, known.engines, engines, ON_REQUEST)
+    used = _select(_ENGINES, known, known.engines, engines, ALL)
     found = _select(_PATTERNS, known, tuple(dict.fromkeys((*known.patterns, *_patterns_of(used)))), patterns)
     given = {id(item) for item in (*patterns, *engines)}
-    return Registry(found, used, {i: o for i, o in known.origins.items() if i not in given}, known.listed)
+    named = {engine if isinstance(engine, str) else engine.name for engine in engines}
+    return Registry(
+        found, used, {i: o for i, o in known.origins.items() if i not in given}, known.listed, known.last - named
+    )
 
 
 def installed() -> Registry:
@@ -85,9 +90,9 @@ def installed() -> Registry:
 
 def _patterns_of(engines: Iterable[Engine]) -> tuple[Pattern, ...]:
     """The first-party patterns that are there for some engines alone."""
-    from graphfuse.patterns import ON_REQUEST
+    from graphfuse.patterns import OF_ENGINES
 
-    return tuple(pattern for engine in engines for pattern in ON_REQUEST.get(engine.name, ()))
+    return tuple(pattern for engine in engines for pattern in OF_ENGINES.get(engine.name, ()))
 
 
 def listed() -> tuple[Listed, ...]:
@@ -160,16 +165,14 @@ _origins: dict[int, Origin] = {}
 
 
 @functools.cache
-def _installed(wanted: bool, requested: bool) -> Registry:
-    """requested: whether engines on request are used without being named."""
+def _installed(wanted: bool, libraries: bool | None) -> Registry:
+    """libraries: whether those are asked first or last, True and None, or not at all."""
     from graphfuse import engines, patterns
 
-    request = {_PATTERNS: _patterns_of(engines.ON_REQUEST), _ENGINES: engines.ON_REQUEST}
-    found: dict[_Kind, list] = {_PATTERNS: list(patterns.ALL), _ENGINES: list(engines.ALL)}
-    for kind in found if requested else ():
-        found[kind] += request[kind]
-    first_party = (*patterns.ALL, *engines.ALL, *request[_PATTERNS], *request[_ENGINES])
-    origins: dict[int, Origin] = dict.fromkeys(map(id, first_party), FIRST_PARTY)
+    known = {_PATTERNS: (*patterns.ALL, *_patterns_of(engines.ALL)), _ENGINES: engines.ALL}
+    used = [e for e in engines.ALL if libraries is not False or e.name not in engines.LIBRARIES]
+    found: dict[_Kind, list] = {_PATTERNS: list(patterns.ALL), _ENGINES: used}
+    origins: dict[int, Origin] = {id(item): FIRST_PARTY for items in known.values() for item in items}
     rows: list[Listed] = []
     for kind, entry, error in _offered():
         where = _origin(entry)
@@ -180,7 +183,7 @@ def _installed(wanted: bool, requested: bool) -> Registry:
             if item is not None and any(item is known for known in found[kind]):
                 continue  # offered twice
             if item is not None and why is None:
-                why = _clash(item, where, [*found[kind], *request[kind]], origins)
+                why = _clash(item, where, [*found[kind], *known[kind]], origins)
             name = item.name if item is not None and kind.fault(item) is None else entry.name
             if why is None:
                 found[kind].append(item)
@@ -191,7 +194,8 @@ def _installed(wanted: bool, requested: bool) -> Registry:
             state = LOADED if why is None else LEFT_OUT
             rows.append(Listed(kind.name, name, where.distribution, where.version, state, why))
     _origins.update(origins)
-    return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows))
+    last = engines.LIBRARIES if libraries is None else frozenset()
+    return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows), last)
 
 
 def _offered() -> Iterator[tuple[_Kind, metadata.EntryPoint, str | None]]:
@@ -244,8 +248,8 @@ def _clash(item: object, where: Origin, found: list, origins: Mapping[int, Origi
     return None
 
 
-def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_request: tuple = ()) -> tuple:
-    """on_request: what is known by name alone."""
+def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, first_party: tuple = ()) -> tuple:
+    """first_party: what is known by name, whether it is used without being named or not."""
     objects = tuple({id(w): w for w in wanted if isinstance(w, kind.of)}.values())
     names = [w for w in wanted if isinstance(w, str)]
     for w in wanted:
@@ -254,7 +258,7 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_req
         why = None if isinstance(w, str) else kind.fault(w)
         if why:
             raise PluginError(f"{kind.name} {getattr(w, 'name', w)!r}, given to the graph: {why}")
-    by_name = {item.name: item for item in (*on_request, *known, *objects)}
+    by_name = {item.name: item for item in (*first_party, *known, *objects)}
     for name in names:
         if name not in by_name:
             missing = "; ".join(o.error for o in registry.listed if o.state == LEFT_OUT and o.name == name and o.error)
@@ -275,7 +279,10 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, on_req
 
 
 def _alike(installed: object, given: object) -> bool:
-    """True if both are one plug-in, made twice."""
+    """True if both are one plug-in, made twice. First-party engines of one class differ in what they remember alone."""
     if isinstance(installed, Pattern):
         return installed == given
-    return type(installed) is type(given) and getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
+    if type(installed) is not type(given):
+        return False
+    same = getattr(installed, "__dict__", {}) == getattr(given, "__dict__", {})
+    return same or _origins.get(id(installed)) == FIRST_PARTY

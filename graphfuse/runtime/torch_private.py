@@ -98,6 +98,36 @@ def raw_stream() -> Callable[[int], int]:
     return lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream
 
 
+def setting(where: str, name: str) -> tuple[Callable[[], tuple], Callable[..., object]]:
+    """Returns what reads and what writes a setting of torch's: `name` of the module `where` of torch.backends. What is
+    read is the tuple of arguments that `write` takes. Newer versions of torch have two values under one name.
+
+    In its place the attributes of torch.backends, which take four times as long.
+    """
+    own = {
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": (
+            _find("_C._get_cublas_allow_bf16_reduced_precision_reduction"),
+            _find("_C._set_cublas_allow_bf16_reduced_precision_reduction"),
+        ),
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": (
+            _find("_C._get_cublas_allow_fp16_reduced_precision_reduction"),
+            _find("_C._set_cublas_allow_fp16_reduced_precision_reduction"),
+        ),
+    }
+    found, write = own.get(f"{where}.{name}", (None, None))
+    if found is not None and write is not None:
+
+        def read() -> tuple:
+            values = found()
+            return values if isinstance(values, tuple) else (values,)
+
+        return read, write
+    module, split = functools.reduce(getattr, where.split("."), sys.modules["torch"].backends), f"{name}_split_k"
+    if hasattr(module, split):
+        return lambda: (getattr(module, name), getattr(module, split)), lambda *values: setattr(module, name, values)
+    return lambda: (getattr(module, name),), lambda value: setattr(module, name, value)
+
+
 def tracing() -> Callable[[], bool]:
     """Returns what tells whether ``torch.jit.trace`` is at work in this thread."""
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing

@@ -33,7 +33,7 @@ def mixed(device, samples=2, rows=6):
 def test_parts_of_the_reference_engine_have_the_shapes_of_the_call(work):
     g = mixed("emulator")
     g.build([heur_mode.A])
-    assert [part.engine.name for part in g._planner.at(0).parts] == ["rows", "reference"]
+    assert [part.engine.name for part in g._planner.at(0).parts] == ["rows", "reference", "rows"]
     shapes = [(1, 1), (5, 6), (3, 10), (29, 1), (1, 30), (2, 6), (3, 9)]
     for again in (False, True):
         before = work()

@@ -102,6 +102,7 @@ def test_without_a_gpu_it_says_so():
         "llama",
         "profile",
         "ranking",
+        "torch_products",
         "wan_block",
     ],
 )

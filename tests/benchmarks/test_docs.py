@@ -80,6 +80,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
     other = content["environment"] | {"device": "NVIDIA H100 80GB HBM3"}
+    record.write(folder, "torch-products", other, bench_record.torch_products_model())
     for kind in ("models", "followers"):
         record.write(folder, f"{kind}-part", other, programs[kind]() | {"environment": other})
     for bench in profile.CASES:
@@ -130,6 +131,13 @@ def test_places_of_other_records_render(rendered):
     text = rendered["cudnn-calls.md"]
     assert "| host time of graph.execute, us | ≤ 8 | 9.000 | not met | - |" in text
     assert "| 512x4096x4096 | 27.0 (24.3 to 29.7) | 28.0 (25.2 to 30.8) |" in text
+    text = rendered["torch-products.md"]
+    assert "| time over torch's, at worst | ≤ 1.1 | 1.080 | met | matmul 8x8x8 bfloat16 |" in text
+    assert (
+        "| matmul 8x8x8 bfloat16 | torch + rows | 27.0 (24.3 to 29.7) | 25.0 (22.5 to 27.5) | 1.080 | 0.9 | 300 |"
+        in text
+    )
+    assert "| a problem that ended early | an error | - | - | - |" in text and "| sdpa | torch | 2 | 1 | True |" in text
     text = rendered["ranking.md"]
     assert "| rmsnorm 512x4096 | 4.0 (1.00) | 5.0 (1.25) | - |" in text
     assert "| matmul 512x64x64 | - | 20.0 (1.00) | - |" in text

@@ -95,10 +95,11 @@ def test_what_a_type_holds_that_nobody_inside_reads_is_no_rounding():
 
 
 def test_first_party_engines_declare_all_they_do():
-    rows, reference = engines.ALL
-    assert (rows.name, reference.name) == ("rows", "reference")
+    rows, *libraries, reference = engines.ALL
+    assert [e.name for e in engines.ALL] == ["rows", "cudnn", "torch", "reference"]
     assert reference.serves == EVERYTHING and EVERYTHING.compute == set(COMPUTE_TYPES)
-    assert rows.serves == Served(frozenset({FLOAT}), rounding=True, layouts=True, by_value=True)
+    for engine in (rows, *libraries):
+        assert engine.serves == Served(frozenset({FLOAT}), rounding=True, layouts=True, by_value=True)
 
 
 class Narrow(toys.HostSolo):

@@ -3,6 +3,7 @@
 Where the package cudnn is not installed the tests that need it are skipped; none needs libcudnn.
 """
 
+import dataclasses
 import itertools
 import sys
 import types
@@ -23,7 +24,7 @@ from support import graphs, whole
 from support.graphs import BF16, E4M3, FP4, HALF, Norm
 
 INFERENCE, TRAINING = norm_forward_phase.INFERENCE, norm_forward_phase.TRAINING
-H200 = for_arch("sm_90a")
+H200 = dataclasses.replace(for_arch("sm_90a"), here=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,8 @@ def test_it_is_asked_for_last(monkeypatch):
     g.relu(g.tensor([2, 2])).set_output()
     assert "not installed" in str(ours.why_not(part(g), H200))
     assert "cuDNN runs on CUDA devices, not on" in str(ours.why_not(part(g), EMULATOR))
+    chip = for_arch("sm_90a")
+    assert "not for sm_90a (H200), which is not here" in str(ours.why_not(part(g), chip))
     g = graphs.new()
     g.softmax(g.tensor([2, 2])).set_output()
     assert "node 'softmax.0' (softmax) is no operation of cuDNN's" in str(ours.why_not(part(g), H200))

@@ -1,5 +1,6 @@
 """cuDNN's engine where there is no cuDNN: which nodes it is asked for, when, what it says, and of plans."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -7,7 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 
-from graphfuse import GraphNotSupportedError, GraphValidationError, SettingError, data_type, heur_mode, reduction_mode
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphValidationError,
+    SettingError,
+    data_type,
+    heur_mode,
+    norm_forward_phase,
+    reduction_mode,
+)
 from graphfuse.base.device import for_arch
 from graphfuse.engines.cudnn import CudnnEngine, devices, engine, plans
 from graphfuse.op_graph.ir import Subgraph
@@ -18,7 +27,8 @@ from support import graphs, whole
 from support.graphs import BF16, FLOAT
 from support.products import lowered, product
 
-H200 = for_arch("sm_90a")
+H200 = dataclasses.replace(for_arch("sm_90a"), here=True)
+INFERENCE = norm_forward_phase.INFERENCE
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +40,10 @@ def registries(monkeypatch):
 
 
 def regions(g) -> list[list[str]]:
-    """Names of the nodes of each region of the pattern, largest first."""
+    """Names of the nodes of each region that it is asked about, largest first."""
     found, declined = plan.matches(lowered(g), plugins.registry(engines=["cudnn"]))
     assert not declined
-    return [[n.name for n in r.subgraph.nodes] for r in found if r.pattern == "epilogue"]
+    return [[n.name for n in r.subgraph.nodes] for r in found if r.pattern in ("epilogue", "norm")]
 
 
 # Regions
@@ -87,33 +97,104 @@ def test_attention_and_norms_are_taken_alone():
 def test_regions_of_any_graph_can_run_as_one(graph):
     low = lowered(graph.build())
     found, _ = plan.matches(low, plugins.registry(engines=["cudnn"]))
-    own = [r for r in found if r.pattern == "epilogue"]
+    own = [r for r in found if r.pattern in ("epilogue", "norm")]
+    names = (*epilogues.PRODUCTS, "sdpa", *epilogues.NORMALIZING)
     for region in own:
-        anchors = [n for n in region.subgraph.nodes if n.op_name in (*epilogues.PRODUCTS, *epilogues.ALONE)]
+        anchors = [n for n in region.subgraph.nodes if n.op_name in names]
         assert [n.name for n in anchors] == [region.facts.node] and region.facts.subgraph == region.subgraph
         assert plan.schedule(low, [region.subgraph]) is not None
     taken = {i for r in own for i in r.subgraph.node_ids if len(r.subgraph.node_ids) == 1}
-    names = (*epilogues.PRODUCTS, *epilogues.ALONE)
     assert taken == {i for i, n in enumerate(low.nodes) if n.op_name in names}
 
 
 # When it is asked
 
 
-def test_only_on_request(monkeypatch):
-    names = [e.name for e in plugins.registry().engines]
-    assert "cudnn" not in names and epilogues.PATTERN not in plugins.registry().patterns
-    chosen = plugins.registry(engines=["cudnn", "reference"])
-    assert [e.name for e in chosen.engines] == ["cudnn", "reference"] and epilogues.PATTERN in chosen.patterns
-    given_object = plugins.registry(engines=[CudnnEngine()])
-    assert [e.name for e in given_object.engines] == ["cudnn", *names] and epilogues.PATTERN in given_object.patterns
-    for value, there in (("on", True), ("off", False), ("", False)):
-        monkeypatch.setenv("GRAPHFUSE_CUDNN", value)
+def test_it_is_used_unless_it_is_turned_off(monkeypatch):
+    everything = ["rows", "cudnn", "torch", "reference"]
+    for value, names, last in (
+        (None, everything, {"cudnn"}),
+        ("", everything, {"cudnn"}),
+        ("on", everything, set()),
+        ("off", ["rows", "torch", "reference"], set()),
+    ):
+        monkeypatch.delenv("GRAPHFUSE_CUDNN", raising=False)
+        if value is not None:
+            monkeypatch.setenv("GRAPHFUSE_CUDNN", value)
         found = plugins.registry()
-        assert ("cudnn" in [e.name for e in found.engines]) is there is (epilogues.PATTERN in found.patterns)
+        assert [e.name for e in found.engines] == names and found.last == last
+        assert (epilogues.NORMS in found.patterns) is ("cudnn" in names) and epilogues.PATTERN in found.patterns
+        # Whoever names it has it.
+        chosen = plugins.registry(engines=["cudnn", "reference"])
+        assert [e.name for e in chosen.engines] == ["cudnn", "reference"] and epilogues.NORMS in chosen.patterns
+        given_object = plugins.registry(engines=[CudnnEngine()])
+        assert [e.name for e in given_object.engines] == ["cudnn", *(n for n in names if n != "cudnn")]
+        assert not chosen.last and not given_object.last
     monkeypatch.setenv("GRAPHFUSE_CUDNN", "yes")
     with pytest.raises(SettingError, match="GRAPHFUSE_CUDNN='yes' is not known; accepted: on, off"):
         plugins.registry()
+
+
+class Asked(CudnnEngine):
+    """Takes whatever it is asked about, and counts."""
+
+    def __init__(self):
+        self.about = []
+
+    def why_not(self, facts, device):
+        self.about.append([node.op_name for node in facts.subgraph.nodes])
+
+    def propose(self, facts, device, mode):
+        return (plans.CudnnKnobs(0),)
+
+    def problem(self, facts):
+        return None
+
+
+def asked(draw, mode, last=("cudnn",)):
+    """What it is asked about, the engines of the best plan, and its verdicts."""
+    g, engine = graphs.new(), Asked()
+    draw(g).set_output()
+    low = lowered(g)
+    known = plugins.registry()
+    engines = [engine if e.name == "cudnn" else e for e in known.engines]
+    found, _ = plan.matches(low, known)
+    proposal = plan.propose(low, found, engines, H200, mode, last=last)
+    why = [str(v.why) for v in proposal.verdicts if v.engine == "cudnn" and v.why is not None]
+    return engine.about, [part.engine.name for part in proposal.plans[0].parts], why
+
+
+def norm(g, **kwargs):
+    return g.rmsnorm(g.tensor([8, 64]), g.tensor([1, 64]), 1e-5, norm_forward_phase=INFERENCE, **kwargs)[0]
+
+
+@pytest.mark.parametrize("mode", plans.MODES)
+def test_a_norm_alone_never_pays_for_it(mode):
+    about, engines, why = asked(norm, mode)
+    assert about == [] and engines == ["reference" if mode is heur_mode.FALLBACK else "rows"]
+    assert why == [
+        "it was not asked: nothing is left that it might take"
+        if mode is heur_mode.A
+        else "it was not asked, as rows takes these nodes"
+    ]
+    about, engines, _ = asked(norm, mode, last=())
+    assert engines == ["cudnn" if mode is heur_mode.FALLBACK else "rows"]
+    assert about == ([] if mode is heur_mode.A else [["rmsnorm"]])
+
+
+@pytest.mark.parametrize("mode", plans.MODES)
+def test_it_is_asked_first_about_what_no_other_pattern_has(mode):
+    about, engines, why = asked(lambda g: g.relu(product(g)), mode)
+    assert about[0] == ["matmul", "relu"] and engines == ["cudnn"] and why == []
+
+
+@pytest.mark.parametrize("mode", plans.MODES)
+def test_it_is_asked_about_norms_that_kernels_do_not_take(mode):
+    def over_batches(g):
+        return g.batchnorm(g.tensor([2, 4, 3, 3]), *[g.tensor([1, 4, 1, 1]) for _ in range(2)], epsilon=1e-5)[0]
+
+    about, engines, _ = asked(over_batches, mode)
+    assert about == [["batchnorm"]] and engines == ["cudnn"]
 
 
 def test_an_unknown_engine_is_told_of_it():
@@ -125,7 +206,8 @@ def test_it_is_not_imported_unless_asked_for():
     code = """
 import sys
 import graphfuse
-g = graphfuse.pygraph(handle=graphfuse.create_handle("cpu"), io_data_type=graphfuse.data_type.FLOAT)
+chip = graphfuse.create_device_properties("sm_90a")
+g = graphfuse.pygraph(device_property=chip, io_data_type=graphfuse.data_type.FLOAT)
 g.matmul(g.tensor([2, 3]), g.tensor([3, 2])).set_output()
 g.build([graphfuse.heur_mode.A, graphfuse.heur_mode.FALLBACK])
 assert "cudnn" not in sys.modules

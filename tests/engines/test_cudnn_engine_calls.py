@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import struct
 import threading
 import types
@@ -25,7 +26,7 @@ from graphfuse.patterns import epilogues
 from support import graphs
 from support.products import lowered, product
 
-H200 = for_arch("sm_90a")
+H200 = dataclasses.replace(for_arch("sm_90a"), here=True)
 
 
 # Preparing

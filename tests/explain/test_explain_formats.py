@@ -115,7 +115,10 @@ def test_reasons():
     fused = planned(Norm().graph("emulator")).explanation()
     assert explain.fallback(fused) is None
     alone = planned(Norm().graph("cpu")).explanation()
-    assert explain.fallback(alone) == ("rmsnorm.0, swish.0 (rows: needs a CUDA device or the emulator; got cpu)")
+    assert explain.fallback(alone) == (
+        "rmsnorm.0, swish.0 (rows: needs a CUDA device or the emulator; got cpu; "
+        "cudnn: cuDNN runs on CUDA devices, not on cpu)"
+    )
     barred = planned(Norm().graph("emulator")).deselect_engines(["rows"]).explanation()
     said = "rmsnorm.0, swish.0 (plans were passed over: engine 'rows' is deselected)"
     assert len(barred.plans) > 2 and explain.fallback(barred) == said

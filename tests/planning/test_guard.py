@@ -127,7 +127,7 @@ def installed(monkeypatch):
         ]
         origins = dict.fromkeys(map(id, items), EXTRA)
         origins |= dict.fromkeys(map(id, (*PATTERNS, *ENGINES)), plugins.FIRST_PARTY)
-        registry = plugins.Registry((*PATTERNS, *both[0]), (ENGINES[0], *both[1], ENGINES[1]), origins)
+        registry = plugins.Registry((*PATTERNS, *both[0]), (*ENGINES[:-1], *both[1], ENGINES[-1]), origins)
         monkeypatch.setattr(plugins, "installed", lambda: registry)
         monkeypatch.setattr(plugins, "_origins", origins)
         monkeypatch.setattr(guard, "_warned", set())
@@ -195,7 +195,7 @@ def test_first_party_errors_are_not_a_plugins(installed):
     def full(*arguments):
         raise MemoryError("none left")
 
-    (_, reference) = ENGINES
+    *_, reference = ENGINES
     about = "not looked at"
     with pytest.raises(MemoryError):
         guard.call(reference, about, "why_not", full)

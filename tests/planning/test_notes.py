@@ -60,7 +60,7 @@ def test_a_plan_of_a_kernel_and_a_call():
     g.matmul(y, g.tensor([64, 16])).set_output()
     g.build_operation_graph()
     g.create_execution_plans([heur_mode.A])
-    assert g.get_engine_and_knobs_at_index(0)[0] == ("rows", "reference")
+    assert g.get_engine_and_knobs_at_index(0)[0] == ("rows", "torch")
     assert g.get_behavior_notes_for_plan_at_index(0) == [COMPILED]
 
 

@@ -99,7 +99,11 @@ def test_numbers_of_another_graph():
         (lambda g: g.get_knobs_for_engine(99), GraphValidationError, "no engine has the number 99; there are: 0: ro"),
         (lambda g: g.get_knobs_for_engine(-1), GraphValidationError, "no engine has the number -1"),
         (lambda g: g.get_knobs_for_engine(True), GraphTypeError, "by its name or its number, got True"),
-        (lambda g: g.get_knobs_for_engine("eng0"), GraphValidationError, "named 'eng0'; there are: rows, reference"),
+        (
+            lambda g: g.get_knobs_for_engine("eng0"),
+            GraphValidationError,
+            "named 'eng0'; there are: rows, cudnn, torch, reference",
+        ),
         (lambda g: g.create_execution_plan(99, {}), GraphValidationError, "no engine has the number 99"),
         (lambda g: g.create_execution_plan(0, {"tile": 1}), GraphValidationError, "has no knob tile; it has"),
         (lambda g: g.create_execution_plan(0, 3), GraphTypeError, "an engine's name or number and a dict of knobs"),

@@ -10,6 +10,7 @@ import torch
 from graphfuse import GraphNotSupportedError, GraphTypeError, GraphValidationError, PluginError, SettingError, heur_mode
 from graphfuse.engines import ALL as ENGINES
 from graphfuse.patterns import ALL as PATTERNS
+from graphfuse.patterns import OF_ENGINES
 from graphfuse.planning import registry as plugins
 from support import graphs, toys
 
@@ -43,7 +44,8 @@ POINTS = "[graphfuse.engines]\nextra = extra_plugin:ENGINE\n[graphfuse.patterns]
 def test_first_party_comes_first():
     known = plugins.installed()
     assert known.engines[: len(ENGINES)] == ENGINES and known.patterns[: len(PATTERNS)] == PATTERNS
-    assert plugins.registry() == known
+    used = plugins.registry()
+    assert used.engines == known.engines and used.patterns == (*known.patterns, *OF_ENGINES["cudnn"])
 
 
 def test_entry_points_are_found(distribution):
@@ -187,7 +189,7 @@ def test_installed_and_passed_is_one_plugin(distribution, again):
     if again == "one made again":
         engine, patterns = toys.HostSolo("extra"), tuple(map(dataclasses.replace, patterns))
     both = plugins.registry(patterns, [engine, engine])
-    assert both.engines == (engine, *ENGINES) and both.patterns == (*patterns, *PATTERNS)
+    assert both.engines == (engine, *ENGINES) and both.patterns == (*patterns, *PATTERNS, *OF_ENGINES["cudnn"])
     only = plugins.registry([patterns[0], "rows", "rows"], [engine, "reference"])
     assert [e.name for e in only.engines] == ["extra", "reference"]
     assert [p.name for p in only.patterns] == ["solo_relu", "rows"]
@@ -211,7 +213,7 @@ def test_the_callers_objects_come_first_and_names_restrict():
     mine, pattern = toys.HostSolo("mine"), toys.solo("relu")[0]
     both = plugins.registry([pattern], [mine])
     assert both.engines == (mine, *plugins.installed().engines)
-    assert both.patterns == (pattern, *plugins.installed().patterns)
+    assert both.patterns == (pattern, *plugins.registry().patterns)
     only = plugins.registry(["rows"], ["reference", mine])
     assert [p.name for p in only.patterns] == ["rows"]
     assert [e.name for e in only.engines] == ["mine", "reference"]

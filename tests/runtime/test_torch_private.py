@@ -316,6 +316,30 @@ def test_allocating_on_a_gpu(way):
     assert (t.shape, t.stride(), t.dtype, t.device) == ((2, 3), (4, 1), torch.bfloat16, device)
 
 
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_settings_of_products(way, kind):
+    way(*(f"_C._{verb}_cublas_allow_{kind}_reduced_precision_reduction" for verb in ("get", "set")))
+    module, name = torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction"
+    read, write = torch_private.setting("cuda.matmul", name)
+    before = read()
+    try:
+        for value in (False, True):
+            write(value, *before[1:])
+            assert getattr(module, name) is value and read() == (value, *before[1:])
+    finally:
+        write(*before)
+    assert read() == before
+
+
+def test_settings_without_functions_of_their_own():
+    read, write = torch_private.setting("cudnn", "benchmark")
+    before = read()
+    write(not before[0])
+    assert torch.backends.cudnn.benchmark is not before[0]
+    write(*before)
+    assert read() == before == (torch.backends.cudnn.benchmark,)
+
+
 @pytest.mark.gpu
 def test_streams_of_a_gpu(way):
     way("_C._cuda_getCurrentRawStream")

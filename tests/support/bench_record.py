@@ -1,7 +1,7 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, wan_block
+from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, torch_products, wan_block
 from graphfuse.benchmarks.programs.follower_cases import CASES as FOLLOWER_CASES
 from graphfuse.benchmarks.programs.model_cases import CASES
 from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
@@ -157,6 +157,23 @@ def cudnn_calls_model() -> dict:
         "versions": {"nvidia-cudnn-frontend": "1.32.0"},
         "host_us": {name: _spread(found) for name, found in host.items()},
         "cases": [{"name": "x".join(map(str, shape)), "us": us} for shape in cudnn_calls.SHAPES],
+    }
+
+
+def torch_products_model() -> dict:
+    """A record of programs.torch_products."""
+    ours, plain, slow = torch_products.OURS, torch_products.PLAIN, torch_products.REFERENCE
+    us = {ours: _spread(27.0), plain: _spread(25.0), slow: _spread(300.0)}
+    good = {"name": "matmul", "plan": "torch", "distance": 0.5, "torch": 0.5, "settings_kept": True}
+    return {
+        "environment": environment(),
+        "versions": {"torch": "2.11.0"},
+        "checks": [good, good | {"name": "sdpa", "distance": 2.0, "torch": 1.0}],
+        "host_us": {"matmul": {ours: _spread(14.0), plain: _spread(12.0)}},
+        "cases": [
+            {"name": "matmul 8x8x8 bfloat16", "plan": "torch + rows[threads=128]", "distance": 0.9, "us": us},
+            {"name": "a problem that ended early", "error": "an error"},
+        ],
     }
 
 

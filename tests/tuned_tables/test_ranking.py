@@ -167,8 +167,8 @@ def test_alternatives_keep_the_knobs_of_an_engine_together():
 
 
 def test_the_table_names_what_exists():
-    families = {ANY, *OPS, *(p.name for p in plugins.installed().patterns)}
-    known = {e.name for e in (*engines.ALL, *engines.ON_REQUEST)} | {OTHERS}
+    families = {ANY, *OPS, *(p.name for p in plugins.registry().patterns)}
+    known = {e.name for e in engines.ALL} | {OTHERS}
     assert all(entry.family in families and set(entry.engines) <= known for entry in RANKING)
     assert RANKING[-1].family == ANY and RANKING[-1].source is None
     assert all(e.source is None or (e.source.origin, bool(e.source.date)) == ("measured", True) for e in RANKING)

@@ -1,0 +1,521 @@
+"""Products, convolutions and attention by the engine of torch's kernels, beside the plain calls of torch.
+
+    python -m graphfuse.benchmarks.programs.torch_products [--record FOLDER]
+
+First, small problems of all kinds against float64, whatever torch is set to. Then times: of the GPU, of a call in a
+captured graph, all in turns; of the host, of a call of a problem so small that the GPU waits for it; and, of one call,
+that of the reference engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINES = ("rows", "torch", "reference")
+OURS, PLAIN, REFERENCE = "graphfuse", "torch", "reference engine"
+LIMIT = 1.1
+CALLS, ROUNDS = 200, 30
+
+
+@dataclass
+class Problem:
+    """One graph and the same by torch.
+
+    name: of the problem, for the tables.
+    draw: adds the nodes to a graph, given it and its tensors by name; returns the output.
+    plain: the same by torch's calls, given tensors by name.
+    read: inputs by name.
+    out: like what is written.
+    tolerance: of elements, and of the largest one.
+    settings: of torch's, while it is checked.
+    rounds: whether intermediates are rounded to the type of the output, as torch's are.
+    """
+
+    name: str
+    draw: Callable[..., object]
+    plain: Callable[..., object]
+    read: dict[str, torch.Tensor]
+    out: torch.Tensor
+    tolerance: tuple[float, float]
+    settings: dict[str, object] = field(default_factory=dict)
+    rounds: bool = False
+
+    def graph(self, engines: Sequence[str]):
+        import graphfuse as gf
+
+        own = _named(self.out.dtype)
+        between = {"intermediate_data_type": gf.data_type.FLOAT}
+        if self.rounds:
+            between = {"intermediate_data_type": own, "intermediate_rounding": "declared"}
+        graph = gf.pygraph(self.name, io_data_type=own, **between)
+        tensors = {name: graph.tensor_like(t) for name, t in self.read.items()}
+        made = self.draw(graph, **tensors)
+        made.set_output().set_name("out").set_data_type(own)
+        made.set_dim(list(self.out.shape)).set_stride(list(self.out.stride()))
+        graph.build([gf.heur_mode.A], engines=list(engines))
+        others = {t: _like(t) for t in graph.get_outputs() if t is not made}
+        return graph, {**{tensors[name]: t for name, t in self.read.items()}, made: self.out, **others}
+
+    def call(self, engines: Sequence[str] = ENGINES) -> tuple[Callable[[], object], str]:
+        """What runs the graph, and the name of its plan."""
+        graph, pack = self.graph(engines)
+        space = _space(graph.get_workspace_size())
+        return lambda: graph.execute(pack, space), graph.get_plan_name_at_index(0)
+
+    def by_torch(self) -> Callable[[], object]:
+        return lambda: self.plain(**self.read)
+
+    def distance(self, got: torch.Tensor) -> float:
+        """How far it is from float64, over what is accepted."""
+        exact = self.plain(**{name: t.double() for name, t in self.read.items()})
+        if not got.isnan().equal(exact.isnan()):
+            return float("inf")
+        near, floor = self.tolerance
+        size = exact.abs().nan_to_num(0.0)
+        accepted = near * size + floor * size.max()
+        return float(((got.double() - exact).abs().nan_to_num(0.0) / accepted).max())
+
+
+def _like(t) -> torch.Tensor:
+    """Memory for a tensor of a graph."""
+    import torch
+
+    return torch.empty(t.get_dim(), dtype=getattr(torch, t.get_data_type().facts.torch), device="cuda")
+
+
+def _space(size: int):
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+
+
+def _named(dtype: torch.dtype):
+    from graphfuse.base.dtypes import from_foreign
+
+    return from_foreign(dtype)
+
+
+def drawn(*shape: int, dtype: str = "bfloat16", last: bool = False, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    import torch
+
+    x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)) * scale
+    x = x.to(getattr(torch, dtype))
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+ONE_ROUNDING = {"bfloat16": (2.0**-8, 2.0**-15), "float16": (2.0**-11, 2.0**-15), "float32": (2.0**-16, 2.0**-16)}
+"""Of a result; and what sums in float32 lose, over the largest. TF32 loses 20 times as much."""
+ROUNDED_INSIDE = (2.0**-7, 2.0**-7)
+"""Of attention, whose exponentials are rounded, and of graphs whose intermediates are."""
+
+
+def product(
+    batch: tuple[int, ...], m: int, n: int, k: int, dtype: str = "bfloat16", after: str = "", **more
+) -> Problem:
+    """after: "bias", "bias relu", "bias gelu", or nothing."""
+    import torch
+
+    a, b = drawn(*batch, m, k, dtype=dtype), drawn(*batch, k, n, dtype=dtype, seed=1, scale=k**-0.5)
+    read = {"a": a, "b": b}
+    if after:
+        read["bias"] = drawn(*[1] * len(batch), 1, n, dtype=dtype, seed=2)
+    activation = after.removeprefix("bias").strip()
+
+    def draw(g, a, b, bias=None):
+        y = g.matmul(a, b)
+        y = y if bias is None else g.bias(y, bias)
+        return getattr(g, activation)(y) if activation else y
+
+    def plain(a, b, bias=None):
+        # As users write it: a linear layer, then a function.
+        y = torch.matmul(a, b) if bias is None or batch else torch.addmm(bias.flatten(), a, b)
+        y = y if bias is None or not batch else y + bias
+        return getattr(torch.nn.functional, activation)(y) if activation else y
+
+    name = " ".join(filter(None, ("matmul", "x".join(map(str, (*batch, m, n, k))), dtype, after)))
+    out = torch.empty(*batch, m, n, dtype=a.dtype, device="cuda")
+    return Problem(name, draw, plain, read, out, ONE_ROUNDING[dtype], **more)
+
+
+def convolution(
+    kind: str,
+    shape: tuple[int, ...],
+    taps: int,
+    last: bool,
+    dtype: str = "bfloat16",
+    after: str = "",
+    window: tuple[int, int, int] = (1, 1, 1),
+    uneven: int = 0,
+    holes: bool = False,
+    **more,
+) -> Problem:
+    """kind: fprop, dgrad or wgrad. shape: (batch, channels, height, width, channels made). after: "bias relu",
+    "bias silu" or nothing. window: stride, dilation and groups. uneven: more padding behind than before. holes: whether
+    the image has values that are not numbers."""
+    import torch
+
+    n, c, h, w, made = shape
+    stride, dilation, groups = window
+    pad, gradients = taps // 2, torch.nn.grad
+    image = drawn(n, c, h, w, dtype=dtype, last=last)
+    if holes:
+        image[:, 0, ::7, ::7] = float("nan")
+    weight = drawn(made, c // groups, taps, taps, dtype=dtype, last=last, seed=1, scale=(c * taps * taps) ** -0.5)
+    high, wide = ((extent + 2 * pad + uneven - dilation * (taps - 1) - 1) // stride + 1 for extent in (h, w))
+    loss = drawn(n, made, high, wide, dtype=dtype, last=last, seed=2)
+    bias = {"bias": drawn(1, made, 1, 1, dtype=dtype, seed=3)} if after else {}
+    activation = after.removeprefix("bias").strip()
+    given = {
+        "stride": [stride] * 2,
+        "dilation": [dilation] * 2,
+        "pre_padding": [pad] * 2,
+        "post_padding": [pad + uneven] * 2,
+    }
+    same = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
+
+    def draw_fprop(g, image, weight, bias=None):
+        y = g.conv_fprop(image, weight, **given)
+        y = y if bias is None else g.bias(y, bias)
+        return getattr(g, {"silu": "swish"}.get(activation, activation))(y) if activation else y
+
+    def plain_fprop(image, weight, bias=None):
+        if uneven:
+            image = torch.nn.functional.pad(image, (0, 1, 0, 1))
+        y = torch.nn.functional.conv2d(image, weight, None if bias is None else bias.flatten(), **same)
+        return getattr(torch.nn.functional, activation)(y) if activation else y
+
+    cases = {
+        "fprop": (draw_fprop, plain_fprop, {"image": image, "weight": weight, **bias}, loss),
+        "dgrad": (
+            lambda g, loss, filter: g.conv_dgrad(loss, filter, **given).set_dim(list(image.shape)),
+            lambda loss, filter: gradients.conv2d_input(image.shape, filter, loss, **same),
+            {"loss": loss, "filter": weight},
+            image,
+        ),
+        "wgrad": (
+            lambda g, image, loss: g.conv_wgrad(image, loss, **given).set_dim(list(weight.shape)),
+            lambda image, loss: gradients.conv2d_weight(image, weight.shape, loss, **same),
+            {"image": image, "loss": loss},
+            weight,
+        ),
+    }
+    draw, plain, read, like = cases[kind]
+    words = {"uneven": uneven, "NaN": holes, "rounded between": more.get("rounds")}
+    more_of_it = " ".join(
+        [after, *([str(window)] * (window != (1, 1, 1))), *(word for word, on in words.items() if on)]
+    )
+    layout = "NHWC" if last else "NCHW"
+    name = " ".join(f"conv {kind} {'x'.join(map(str, shape))} {taps}x{taps} {layout} {dtype} {more_of_it}".split())
+    tolerance = ROUNDED_INSIDE if more.get("rounds") else ONE_ROUNDING[dtype]
+    return Problem(name, draw, plain, read, torch.empty_like(like), tolerance, **more)
+
+
+def attention(
+    shape: tuple[int, ...],
+    causal: bool,
+    heads: int = 0,
+    window: int = 0,
+    dtype: str = "bfloat16",
+    stats: bool = False,
+    **more,
+) -> Problem:
+    """shape: (batch, heads, rows, columns). heads: of k and v. window: how many rows of k each row attends to. stats:
+    whether the statistics are what is looked at."""
+    import torch
+
+    batch, count, rows, columns = shape
+    of_k = (batch, heads or count, rows, columns)
+    read = {
+        "q": drawn(*shape, dtype=dtype),
+        "k": drawn(*of_k, dtype=dtype, seed=1),
+        "v": drawn(*of_k, dtype=dtype, seed=2),
+    }
+    scale, q_like = columns**-0.5, read["q"]
+    asked = {"use_causal_mask": True} if causal else {}
+    if window:
+        asked["sliding_window_length"] = window
+
+    def draw(g, q, k, v):
+        made = g.sdpa(q, k, v, attn_scale=scale, generate_stats=stats, **asked)
+        if stats:
+            made[0].set_output().set_data_type(_named(q_like.dtype)).set_name("o")
+        return made[int(stats)]
+
+    def plain(q, k, v):
+        if stats:
+            scores = q @ k.repeat_interleave(count // (heads or count), 1).transpose(-1, -2) * scale
+            hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, -float("inf")) if causal else scores
+            return scores.logsumexp(-1, keepdim=True)
+        mask = None
+        if window:
+            mask = torch.ones(rows, rows, dtype=torch.bool, device="cuda").triu(1 - window)
+            mask = mask.tril() if causal else mask
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=heads not in (0, count)
+        )
+
+    parts = [
+        "sdpa",
+        "x".join(map(str, shape)),
+        dtype,
+        "causal" if causal else "",
+        f"{heads} heads of k" if heads else "",
+    ]
+    parts.append(f"window {window}" if window else "")
+    parts.append("statistics" if stats else "")
+    out = torch.empty(*shape[:3], 1, device="cuda") if stats else torch.empty_like(q_like)
+    return Problem(" ".join(filter(None, parts)), draw, plain, read, out, ROUNDED_INSIDE, **more)
+
+
+def checks() -> Iterator[Problem]:
+    """Small problems of all kinds."""
+    for dtype, batch, after in itertools.product(
+        ("bfloat16", "float16", "float32"), ((), (3,), (2, 3)), ("", "bias", "bias relu", "bias gelu")
+    ):
+        yield product(batch, 160, 96, 512, dtype, after)
+    for allowed in (True, False):
+        yield product((), 256, 256, 4096, "float32", settings={"allow_tf32": allowed})
+        yield product((), 64, 64, 65536, "bfloat16", settings={"allow_bf16_reduced_precision_reduction": allowed})
+        yield product((), 64, 64, 65536, "float16", settings={"allow_fp16_reduced_precision_reduction": allowed})
+        yield product((), 64, 64, 65536, "float16", settings={"allow_fp16_accumulation": allowed})
+    for kind, last, dtype in itertools.product(
+        ("fprop", "dgrad", "wgrad"), (True, False), ("bfloat16", "float16", "float32")
+    ):
+        yield convolution(kind, (4, 32, 20, 24, 48), 3, last, dtype)
+    for last in (True, False):
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu")
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias relu", holes=True)
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias silu")
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, after="bias silu", rounds=True)
+        yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, uneven=1)
+    for kind, window in itertools.product(("fprop", "dgrad", "wgrad"), ((2, 1, 1), (1, 2, 1), (2, 2, 4), (1, 1, 32))):
+        yield convolution(kind, (4, 32, 21, 24, 64), 3, True, window=window)
+    for causal, heads, dtype, stats in itertools.product((True, False), (0, 2), ("bfloat16", "float16"), (True, False)):
+        yield attention((2, 8, 200, 64), causal, heads, dtype=dtype, stats=stats)
+    yield attention((2, 8, 200, 64), True, window=17)
+    yield attention((2, 8, 200, 128), False, window=33)
+
+
+def measured() -> Iterator[Problem]:
+    """Problems that are timed."""
+    yield product((), 4096, 4096, 4096)
+    yield product((), 4096, 4096, 4096, "float16")
+    yield product((), 4096, 4096, 4096, "float32")
+    yield product((32,), 1024, 1024, 1024)
+    yield product((), 4096, 4096, 4096, after="bias")
+    yield product((), 4096, 4096, 4096, after="bias relu")
+    yield product((), 4096, 4096, 4096, after="bias gelu")
+    yield product((), 4096, 14336, 4096, after="bias gelu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True)
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, False)
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias relu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu")
+    yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu", rounds=True)
+    yield convolution("dgrad", (32, 256, 56, 56, 256), 3, True)
+    yield convolution("wgrad", (32, 256, 56, 56, 256), 3, True)
+    yield attention((2, 16, 4096, 128), True)
+    yield attention((2, 16, 4096, 128), False)
+    yield attention((2, 32, 4096, 128), True, heads=8)
+
+
+TINY = (
+    lambda: product((), 64, 64, 64),
+    lambda: convolution("fprop", (1, 32, 8, 8, 32), 3, True),
+    lambda: attention((1, 2, 64, 64), True),
+)
+"""Problems whose calls are timed on the host."""
+
+
+def checked(problem: Problem) -> dict:
+    """The record's entry of a check: the distances of ours and of torch's own call over what is accepted."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    before = {name: getattr(matmul, name) for name in problem.settings}
+    try:
+        for name, value in problem.settings.items():
+            setattr(matmul, name, value)
+        call, plan = problem.call()
+        problem.out.fill_(float("nan"))
+        call()
+        kept = {name: getattr(matmul, name) for name in before} == problem.settings
+        ours, plain = problem.distance(problem.out), problem.distance(problem.by_torch()())
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+    settings = ", ".join(f"{name}={value}" for name, value in problem.settings.items())
+    return {
+        "name": f"{problem.name} {settings}".strip(),
+        "plan": plan,
+        "distance": ours,
+        "torch": plain,
+        "settings_kept": kept,
+    }
+
+
+def compared(problem: Problem) -> dict:
+    """The record's entry of a problem that is timed."""
+    import torch
+
+    from graphfuse.runtime import timing
+
+    call, plan = problem.call()
+    slow, _ = problem.call(("reference",))
+    problem.out.fill_(float("nan"))
+    call()
+    distance = problem.distance(problem.out)
+    times = timing.compare([timing.capture([each]) for each in (call, problem.by_torch())])
+    reference = timing.measure([slow], limit=1000.0)
+    torch.cuda.empty_cache()
+    return {
+        "name": problem.name,
+        "plan": plan,
+        "distance": distance,
+        "us": {
+            n: {"median": t.median, "low": t.low, "high": t.high}
+            for n, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)
+        },
+    }
+
+
+def _entry(of: Callable[[Problem], dict], problem: Problem) -> dict:
+    """What `of` has of a problem, or its error: one that fails leaves the others their place in the record."""
+    try:
+        return of(problem)
+    except Exception as error:
+        return {"name": problem.name, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+
+
+def host() -> dict[str, dict[str, dict[str, float]]]:
+    """Microseconds of a call on the host, ours and torch's, by problem."""
+    import torch
+
+    def sampler(call: Callable[[], object]) -> Callable[[], float]:
+        def sample() -> float:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            took = time.perf_counter() - start
+            torch.cuda.synchronize()
+            return took / CALLS * 1e6
+
+        return sample
+
+    found = {}
+    for made in TINY:
+        problem = made()
+        call, _ = problem.call()
+        taken = turns.take({OURS: sampler(call), PLAIN: sampler(problem.by_torch())}, ROUNDS)
+        found[problem.name] = {name: turns.quartiles(samples) for name, samples in taken.items()}
+    return found
+
+
+def _ratio(content: dict) -> tuple[float, str] | None:
+    cases = (case for case in content["cases"] if "error" not in case)
+    return max(
+        ((case["us"][OURS]["median"] / case["us"][PLAIN]["median"], case["name"]) for case in cases), default=None
+    )
+
+
+def _distance(content: dict) -> tuple[float, str] | None:
+    cases = _found((*content["checks"], *content["cases"]))
+    return max(((case["distance"], case["name"]) for case in cases), default=None)
+
+
+TARGETS = (
+    Target("time over torch's, at worst", LIMIT, False, _ratio),
+    Target("distance from float64 over what is accepted, at worst", 1.0, False, _distance),
+)
+
+
+def _found(entries: Sequence[dict]) -> list[dict]:
+    """Those of a record that did not end in an error."""
+    return [entry for entry in entries if "error" not in entry]
+
+
+def failing(content: dict) -> tables.Table:
+    """Problems that are too far from float64, that another engine runs, or that ended in an error."""
+    wrong = [
+        (c["name"], c["plan"], f"{c['distance']:.3g}", f"{c['torch']:.3g}", str(c["settings_kept"]))
+        for c in _found(content["checks"])
+        if not c["distance"] <= 1.0 or not c["settings_kept"] or "torch" not in c["plan"]
+    ]
+    failed = [case for case in (*content["checks"], *content["cases"]) if "error" in case]
+    wrong += [(c["name"], c["error"], "-", "-", "-") for c in failed]
+    return tables.Table(
+        f"{len(content['checks'])} problems were compared with float64; those that fail",
+        ("problem", "plan or error", "distance over what is accepted", "of torch's own", "settings kept"),
+        wrong,
+        2,
+    )
+
+
+def on_host(content: dict) -> tables.Table:
+    def cell(us: dict) -> str:
+        return f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})"
+
+    return tables.Table(
+        "microseconds of a call on the host: median (quartiles)",
+        ("problem", OURS, PLAIN),
+        [(name, cell(us[OURS]), cell(us[PLAIN])) for name, us in content["host_us"].items()],
+    )
+
+
+def on_gpu(content: dict) -> tables.Table:
+    def cell(us: dict) -> str:
+        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
+
+    def row(case: dict) -> tuple[str, ...]:
+        us, engines = case["us"], " + ".join(part.partition("[")[0] for part in case["plan"].split(" + "))
+        ratio = us[OURS]["median"] / us[PLAIN]["median"]
+        times = (cell(us[OURS]), cell(us[PLAIN]), f"{ratio:.3f}")
+        return (case["name"], engines, *times, f"{case['distance']:.3g}", f"{us[REFERENCE]['median']:.0f}")
+
+    return tables.Table(
+        "microseconds of a call on the GPU: median (least to most)",
+        ("problem", "engines", OURS, PLAIN, "ratio", "distance over what is accepted", REFERENCE),
+        [row(case) for case in _found(content["cases"])],
+        2,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write torch-products-DEVICE.json into FOLDER")
+    given = parser.parse_args(arguments)
+    if reason := record.gpu_needed("torch_products"):
+        parser.exit(2, f"{reason}\n")
+    from rich.console import Console
+
+    with untuned():
+        content = {
+            "versions": {"torch": record.version("torch")},
+            "checks": [_entry(checked, problem) for problem in checks()],
+            "host_us": host(),
+            "cases": [_entry(compared, problem) for problem in measured()],
+        }
+    console = Console(highlight=False, width=180)
+    for each in (failing(content), on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
+        console.print(tables.terminal(each))
+    if given.record:
+        print(record.write(given.record, "torch-products", record.environment(record.CHECKOUT), content))
+
+
+if __name__ == "__main__":
+    main()

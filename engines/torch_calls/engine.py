@@ -1,0 +1,150 @@
+"""The engine: which nodes it takes, and their call by raw addresses on the caller's stream."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
+
+from graphfuse.base.device import Device
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode, numerical_note
+from graphfuse.base.errors import DeviceError, GraphNotSupportedError
+from graphfuse.contract import memory
+from graphfuse.contract.engine import Address, Engine, FrozenCall, HostScalar, No, NoKnobs, Prepared, Site
+from graphfuse.contract.served import Served
+from graphfuse.engines.torch_calls.attention import attention
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView
+from graphfuse.engines.torch_calls.convolutions import convolution
+from graphfuse.engines.torch_calls.products import matmul
+from graphfuse.engines.torch_calls.settings import TorchSetting, holding
+from graphfuse.op_graph.ir import Node, Subgraph
+from graphfuse.patterns.epilogues import ProductFacts
+
+CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
+    "matmul": matmul,
+    **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), convolution),
+    "sdpa": attention,
+}
+"""By the op that a match starts from."""
+
+FIRST_SM = 80
+"""The first chip that attention has kernels for."""
+
+_KEPT = 64  # calls with addresses that were given
+
+
+class TorchEngine(Engine[ProductFacts, NoKnobs]):
+    """Products, convolutions and attention by one call of torch, which reads and writes tensors where they lie.
+
+    Numerics: sums are in float32 whatever torch is set to, and a result is rounded once. float32 is multiplied as it
+    is. Attention rounds exponentials to q's type before it multiplies them with v.
+    """
+
+    name: ClassVar[str] = "torch"
+    facts: ClassVar[type] = ProductFacts
+    modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
+    serves: ClassVar[Served] = Served(frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True)
+
+    def why_not(self, facts: ProductFacts, device: Device) -> No | None:
+        if device.kind != "cuda":
+            return No(f"torch's kernels for CUDA do not run on {device}")
+        node = facts.subgraph.nodes[0]
+        if node.op_name == "sdpa" and device.sm < FIRST_SM:
+            return No(f"{node} needs SM{FIRST_SM} or newer; {device} is SM{device.sm}")
+        found = made(facts.subgraph)
+        return found if isinstance(found, No) else None
+
+    def notes(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
+        node = facts.subgraph.nodes[0]
+        rounded = "; exponentials are rounded to q's type" if node.op_name == "sdpa" else ""
+        return (f"torch: sums in FLOAT in an order of the kernel's own{rounded}",)
+
+    def numerical_notes_of(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:
+        node, tensors = facts.subgraph.nodes[0], facts.subgraph.graph.tensors
+        narrow = tensors[node.inputs[0][1]].dtype is not data_type.FLOAT
+        return frozenset({numerical_note.TENSOR_CORE} if narrow else ())
+
+    def prepare(self, facts: ProductFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
+        call = made(facts.subgraph)
+        assert isinstance(call, TorchCall)
+        if device.here:
+            _check_torch(facts.subgraph.nodes[0])
+        arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
+        frozen = FrozenCall(arguments, by_address(call, device, site.current_stream, site.torch_setting))
+        return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
+
+
+def _check_torch(node: Node) -> None:
+    """GraphNotSupportedError where this torch has no kernels for the node."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise GraphNotSupportedError(f"{node}: torch {torch.__version__} sees no CUDA device")
+    if node.op_name.startswith("conv") and not torch.backends.cudnn.is_available():
+        raise GraphNotSupportedError(f"{node}: torch {torch.__version__} has no cuDNN")
+
+
+def made(facts: Subgraph) -> TorchCall | No:
+    """Torch's call for a product and what follows it, or the first reason why there is none."""
+    return CALLS[facts.nodes[0].op_name](facts)
+
+
+def by_address(
+    call: TorchCall, device: Device, current_stream: Callable[[Device], int], setting: TorchSetting
+) -> Callable[..., None]:
+    """`call`, given a stream, the addresses of what it is given, and numbers. current_stream, setting: of ``Site``."""
+    ready: Ready | None = None
+    known: dict[tuple[float, ...], Callable[..., object]] = {}
+    count = len(call.seen)
+
+    def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
+        nonlocal ready
+        # Torch is imported by the first call: plans are also made where no graph is run.
+        ready = ready or Ready.of(call, setting)
+        if len(known) >= _KEPT:
+            known.clear()
+        tensors = views(ready.torch, call.seen, addresses, device)
+        known[addresses] = run = ready.hold(call.bind(ready.torch, *tensors))
+        return run
+
+    def started(stream: int, *values: float) -> None:
+        numbers = values[count:]
+        addresses = values[:count] if numbers else values
+        try:
+            run = known.get(addresses) or bound(addresses)
+            if current_stream(device) == stream:
+                run(*numbers)
+            else:
+                with memory.on(ready.torch, device, stream):
+                    run(*numbers)
+        except RuntimeError as error:
+            raise DeviceError(f"torch: {' '.join(str(error).split())}") from error
+
+    return started
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """Torch, when it is first needed. hold: makes of a function one that runs under the settings of the call."""
+
+    torch: ModuleType
+    hold: Callable[[Callable[..., object]], Callable[..., object]]
+
+    @staticmethod
+    def of(call: TorchCall, setting: TorchSetting) -> "Ready":
+        import torch
+
+        return Ready(torch, holding(setting, call.settings))
+
+
+def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
+    """Tensors over the memory at addresses, which callers keep alive."""
+    with torch.inference_mode(False):  # else calls outside that mode could not write to them
+        return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=True)]
+
+
+def _view(torch, seen: TorchView, address: int, device: Device):
+    dtype = getattr(torch, seen.dtype.facts.torch)
+    if not seen.nbytes:
+        return torch.empty(seen.dim, dtype=dtype, device=device.memory)
+    return memory.wrap(torch, address, seen.nbytes, device).view(dtype).as_strided(seen.dim, seen.stride)

@@ -1,0 +1,99 @@
+"""Matrix products by cuBLAS, with a bias and a ReLU where one call has them."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+from graphfuse.base import rounding
+from graphfuse.base.dtypes import data_type
+from graphfuse.contract.engine import No
+from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
+from graphfuse.engines.torch_calls.epilogue import following
+from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
+from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
+
+
+def matmul(facts: Subgraph) -> TorchCall | No:
+    """The product alone, or with a bias of one value a column, or with that and a ReLU."""
+    tensors, node = facts.graph.tensors, facts.nodes[0]
+    a, b = (tensors[node.input(port)] for port in ("A", "B"))
+    c = tensors[facts.nodes[-1].outputs[0][1]]
+    if why := multiplied(a, b) or unfit(c):
+        return No(why)
+    batch, folded = _batch(a, b, c)
+    after = following(facts, a.dtype) if facts.nodes[1:] else None
+    if isinstance(after, No):
+        return after
+    if after and batch:
+        return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
+    a_seen, b_seen, c_seen = _matrices(a, batch, folded), _matrices(b, batch, None), _matrices(c, batch, folded)
+    # What is not made in its own type is made in float32, and then rounded.
+    made = c.dtype if c.dtype is a.dtype else data_type.FLOAT
+    product = {0: "mm", 1: "bmm"}.get(len(batch), "each")
+    bind = partial(
+        _bind, product, made is a.dtype, None if made is c.dtype else c.dtype, after is not None and after.relu
+    )
+    read = (a_seen, b_seen) if after is None else (a_seen, b_seen, after.bias)
+    return TorchCall((*read, c_seen), bind, settings=EXACT_PRODUCTS[a.dtype])
+
+
+def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch, a, b, *rest) -> Callable[[], object]:
+    """same: whether the product is made in the type of what is multiplied, else in float32. rounded: the type that it
+    is then rounded to."""
+    *bias, c = rest
+    kind = {} if same else {"out_dtype": torch.float32}
+
+    def into(out) -> Callable[[], object]:
+        if bias:
+            added = partial(torch.addmm, *bias, a, b, out=out)
+            return (lambda: torch.relu_(added())) if relu else added
+        if product != "each":
+            return partial(getattr(torch, product), a, b, out=out, **kind)
+        places = itertools.product(*map(range, out.shape[:-3]))
+        every = [partial(torch.bmm, a[at], b[at], out=out[at], **kind) for at in places]
+        return lambda: [one() for one in every]
+
+    if rounded is None:
+        return into(c)
+
+    def then_rounded() -> None:
+        out = torch.empty(c.shape, dtype=torch.float32, device=c.device)
+        into(out)()
+        c.copy_(rounding.encode(torch, out, rounded))
+
+    return then_rounded
+
+
+BatchAxis = tuple[int, dict[TensorId, int]]
+"""Extent, and stride by tensor."""
+
+Batch = tuple[BatchAxis, ...]
+
+
+def _batch(a: FrozenTensor, b: FrozenTensor, c: FrozenTensor) -> tuple[Batch, BatchAxis | None]:
+    """Axes of batches, as few as there can be, the longest last; or none, and the one that is more rows of A and C."""
+    axes: list[BatchAxis] = []
+    for axis, extent in enumerate(c.dim[:-2]):
+        if extent == 1:
+            continue
+        strides = {t.id: t.stride[axis] if t.dim[axis] != 1 else 0 for t in (a, b, c)}
+        if axes and all(stride == extent * strides[t] for t, stride in axes[-1][1].items()):
+            axes[-1] = (axes[-1][0] * extent, strides)
+        else:
+            axes.append((extent, strides))
+    if len(axes) == 1:
+        ((extent, strides),) = axes
+        rows = c.dim[-2]
+        if not strides[b.id] and all(rows == 1 or strides[t.id] == rows * t.stride[-2] for t in (a, c)):
+            return (), axes[0]
+    return tuple(sorted(axes, key=lambda axis: axis[0])), None
+
+
+def _matrices(t: FrozenTensor, batch: Batch, folded: BatchAxis | None) -> TorchView:
+    """A tensor as matrices with the axes of batches before. folded: the batches that are rows of one matrix."""
+    (rows, columns), (of_rows, of_columns) = t.dim[-2:], t.stride[-2:]
+    if folded is not None:
+        extent, strides = folded
+        rows, of_rows = extent * rows, strides[t.id] if rows == 1 else of_rows
+    dim = (*(extent for extent, _ in batch), rows, columns)
+    return TorchView.of(t, dim, (*(strides[t.id] for _, strides in batch), of_rows, of_columns))

@@ -1,0 +1,86 @@
+"""Pointwise nodes behind a product, a convolution or attention: which are taken, and their kernels."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse import heur_mode
+from graphfuse.base.device import for_arch
+from graphfuse.planning import plan
+from graphfuse.planning import registry as plugins
+from support import graphs
+from support.graphs import BF16, FLOAT
+from support.products import lowered, product
+
+
+def regions(g) -> list[list[str]]:
+    """Names of the nodes of each region, largest first."""
+    found, declined = plan.matches(lowered(g), plugins.registry(patterns=["behind"]))
+    assert not declined
+    return [[n.name for n in r.subgraph.nodes] for r in found]
+
+
+def test_all_that_is_pointwise_and_nothing_else():
+    g = graphs.new()
+    y = g.bias(product(g), g.tensor([1, 4]), name="bias")
+    y = g.add(g.gelu(y, name="gelu"), g.relu(g.tensor([8, 4]), name="of the other"), name="sum")
+    g.softmax(y, name="softmax").set_output()
+    assert regions(g) == [["bias", "gelu", "of the other", "sum"]]
+
+
+def test_each_reader_of_a_product():
+    g = graphs.new()
+    y = product(g)
+    g.relu(y, name="one").set_output()
+    g.softmax(g.gelu(y, name="two"), name="softmax").set_output()
+    assert regions(g) == [["one"], ["two"]]
+
+
+def test_nothing_behind_what_is_no_product():
+    g = graphs.new()
+    g.relu(g.softmax(g.relu(g.tensor([8, 4]))), name="relu").set_output()
+    product(g).set_output()
+    assert regions(g) == []
+
+
+@pytest.mark.parametrize("mode", [heur_mode.A, heur_mode.B])
+def test_behind_a_matrix_product(mode):
+    a, b, bias = torch.randn(3, 8, 16), torch.randn(3, 16, 40), torch.randn(1, 1, 40)
+    g = graphs.new(device="emulator")
+    y = g.matmul(g.tensor_like(a).set_name("a"), g.tensor_like(b).set_name("b"))
+    g.gelu(g.bias(y, g.tensor_like(bias).set_name("bias"))).set_output().set_name("out").set_data_type(BF16)
+    out = torch.empty(3, 8, 40, dtype=torch.bfloat16)
+    graphs.run(g, {"a": a, "b": b, "bias": bias, "out": out}, [mode])
+    assert "reference + rows[" in g.get_plan_name_at_index(0)
+    exact = F.gelu(a.double() @ b.double() + bias.double())
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_behind_a_convolution_rows_run_where_elements_touch(last):
+    x, w, bias = torch.randn(2, 4, 6, 5), torch.randn(16, 4, 3, 3), torch.randn(1, 16, 1, 1)
+    exact = F.silu(F.conv2d(x.double(), w.double(), bias.double().flatten()))
+    order = torch.channels_last if last else torch.contiguous_format
+    out = torch.empty_like(exact, dtype=torch.float32).contiguous(memory_format=order)
+    g = graphs.new(device="emulator")
+    y = g.conv_fprop(g.tensor_like(x).set_name("x"), g.tensor_like(w).set_name("w"))
+    y.set_dim(list(out.shape)).set_stride(list(out.stride()))
+    y = g.swish(g.bias(y, g.tensor_like(bias).set_name("bias")))
+    y.set_output().set_name("out").set_data_type(FLOAT).set_dim(list(out.shape)).set_stride(list(out.stride()))
+    graphs.run(g, {"x": x, "w": w, "bias": bias, "out": out}, [heur_mode.A])
+    (region,) = [r for r in g._planner.regions if r.pattern == "behind"]
+    assert region.facts.columns == (16 if last else 3)
+    assert "rows[" in g.get_plan_name_at_index(0)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_it_is_the_last_choice_of_our_own():
+    """A norm takes the nodes before it: its region saves as much and has more nodes."""
+    g = graphs.new()
+    y = g.bias(product(g), g.tensor([1, 4]), name="bias")
+    g.softmax(g.relu(y, name="relu"), name="softmax").set_output()
+    low, known = lowered(g), plugins.registry()
+    found, _ = plan.matches(low, known)
+    best = plan.propose(low, found, known.engines, for_arch("sm_90a"), heur_mode.A).plans[0]
+    names = [[n.name for n in part.region.subgraph.nodes] for part in best.parts]
+    assert names == [["product"], ["bias", "relu", "softmax"]]
