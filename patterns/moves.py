@@ -1,4 +1,7 @@
-"""Roles of nodes that move rows: they compute nothing, and say where rows lie that other nodes read or write."""
+"""Roles of nodes that move rows: they say where rows lie that other nodes read or write.
+
+They compute nothing, but that rows of several ranks are added up where they are read.
+"""
 
 from collections.abc import Mapping
 
@@ -7,6 +10,7 @@ from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values
+from graphfuse.rows.views import Group
 
 
 class Move(Role):
@@ -43,6 +47,18 @@ class Joining(Move):
 
 def _joined_axis(axes: Axes, node: Node) -> int:
     return node.attribute("axis") + len(axes.dim) - len(axes.graph.tensors[node.output("output")].dim)
+
+
+class AddingRanks(Move):
+    """Rows that each rank has, added up over ranks."""
+
+    def suits(self, axes: Axes, node: Node) -> bool:
+        return axes.whole(node.output("output")) and not axes.sums
+
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        table = matched.graph.tensors[node.input("peers")]
+        group = Group(table.id, node.attribute("rank"), table.dim[1])
+        return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(group),)
 
 
 class Gathering(Move):
@@ -122,6 +138,7 @@ class Scattering(Role):
 
 
 MOVES: Mapping[str, Role] = {
+    "all_reduce": AddingRanks(),
     "gather_rows": Gathering(),
     "join": Joining(),
     "scatter_rows": Scattering(),

@@ -12,6 +12,7 @@
 #include "graphfuse/divide.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
+#include "graphfuse/ranks.cuh"
 #include "graphfuse/reduce.cuh"
 #include "graphfuse/rows.cuh"
 #include "graphfuse/simt.cuh"
@@ -236,6 +237,8 @@ GF_DEVICE void problem::start(const Arguments& a) {
   // Before the first memory access: the kernel before may write epsilon and weight, too.
   gf::wait_for_previous_kernel();
   locate(row, a, index);
+  const auto ranks = ranks_of(a);
+  ranks.begin();
   GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
   if constexpr (SUM_TURNS > 0) {
     RowSum::begin(shared, SUM_PLACES);
@@ -273,6 +276,13 @@ GF_DEVICE void problem::start(const Arguments& a) {
   Phase<0>::Columns columns0[STEPS];
   Parts<0> parts;
   run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
+  bool ends = RANKS_READ == 0 && ranks.read();
   run_later<1>(row, later, held, operands, per_row, largest, parts, shared, writes_rows);
   raise_amaxes(row, largest);
+  if constexpr (RANKS_READ > 0) {
+    ends = ranks.read();
+  }
+  if (ends) {
+    ranks.end();
+  }
 }

@@ -86,6 +86,28 @@ GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #endif
 }
 
+// Between GPUs and hosts, where other functions order threads of one GPU.
+
+GF_DEVICE void store_release_system(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  host::check_atomic(address, 4, true, site);
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+GF_DEVICE u32 load_acquire_system(const u32* address GF_SITE) {
+#ifdef __CUDACC__
+  u32 value;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+#else
+  host::check_atomic(address, 4, false, site);
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
+}
+
 /// To be called in each round of a loop that waits for another thread's write.
 GF_DEVICE void spin(GF_SITE_ONLY) {
 #ifndef __CUDACC__
