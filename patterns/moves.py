@@ -57,7 +57,7 @@ class AddingRanks(Move):
 
     def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
         table = matched.graph.tensors[node.input("peers")]
-        group = Group(table.id, node.attribute("rank"), table.dim[1])
+        group = Group(table.id, node.attribute("rank"), table.dim[-1])
         return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(group),)
 
 

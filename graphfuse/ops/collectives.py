@@ -8,16 +8,19 @@ from graphfuse.ops.pullback import NoRule
 
 MOST_RANKS = 8
 """Ranks of one host; kernels have a word for each in their signals."""
+SIGNAL_BYTES = 512
+"""Bytes of a rank's signals."""
 
 
 def _all_reduced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     peers, rank = shapes["peers"], attributes["rank"]
-    if len(peers) != 2 or peers[0] != 2 or not 1 <= peers[1] <= MOST_RANKS:
+    *leading, kinds, ranks = (1, *peers)
+    if (kinds, *leading) != (2, *(1 for _ in leading)) or not 1 <= ranks <= MOST_RANKS:
         raise GraphValidationError(
             f"peers must be 2 x ranks addresses, of up to {MOST_RANKS} ranks, got shape {list(peers)}"
         )
-    if not 0 <= rank < peers[1]:
-        raise GraphValidationError(f"rank must be 0 to {peers[1] - 1}, as peers has {peers[1]} ranks, got {rank}")
+    if not 0 <= rank < ranks:
+        raise GraphValidationError(f"rank must be 0 to {ranks - 1}, as peers has {ranks} ranks, got {rank}")
     return {"output": shapes["input"]}
 
 
