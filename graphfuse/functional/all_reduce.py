@@ -133,4 +133,3 @@ def _group(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
     if not isinstance(found, distributed.ProcessGroup):
         raise VariantPackTypeError(f"group is {type(found).__name__}; accepted: ProcessGroup, None")
     return found
-

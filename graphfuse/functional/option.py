@@ -28,7 +28,9 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 """Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
 
 SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "group_size": "int?", "scale_format": "str?", "is_neox": "bool"}
-SCHEMA |= {"is_sf_swizzled_layout": "bool", "rank": "int"} | {name: kinds[0].__name__ for name, kinds in NUMBERS.items()}
+SCHEMA |= {"is_sf_swizzled_layout": "bool", "rank": "int"} | {
+    name: kinds[0].__name__ for name, kinds in NUMBERS.items()
+}
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
 """Those that operators do without."""

@@ -106,9 +106,7 @@ _TABLES = (
 def _with_reference(op: Op) -> Op:
     """The op; one with an expansion computes that."""
     if (op.expansion is not None) + (op.reference is not None) + bool(op.elsewhere) != 1:
-        raise MalformedError(
-            f"op {op.name!r} must have one of reference, expansion and elsewhere in the op table"
-        )
+        raise MalformedError(f"op {op.name!r} must have one of reference, expansion and elsewhere in the op table")
     if op.expansion is None:
         return op
     return replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a))

@@ -36,7 +36,12 @@ BUGS = {
     ),
     "peers told before all threads have read": (
         REWRITTEN,
-        Bug("  GF_DEVICE bool read() const {\n    barrier();\n", "  GF_DEVICE bool read() const {\n", {RACE: _RACE}, _READ),
+        Bug(
+            "  GF_DEVICE bool read() const {\n    barrier();\n",
+            "  GF_DEVICE bool read() const {\n",
+            {RACE: _RACE},
+            _READ,
+        ),
     ),
     "peers told by the first CTA that has read": (
         REWRITTEN,
