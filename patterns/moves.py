@@ -6,11 +6,12 @@ They compute nothing, but that rows of several ranks are added up where they are
 from collections.abc import Mapping
 
 from graphfuse.op_graph.ir import Node, TensorId
+from graphfuse.ops.collectives import ranks_of
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values
-from graphfuse.rows.views import Group
+from graphfuse.rows.views import RankGroup
 
 
 class Move(Role):
@@ -57,7 +58,7 @@ class AddingRanks(Move):
 
     def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
         table = matched.graph.tensors[node.input("peers")]
-        group = Group(table.id, node.attribute("rank"), table.dim[-1])
+        group = RankGroup(table.id, node.attribute("rank"), ranks_of(table.dim[-1]))
         return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(group),)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.rows.pairs import COLUMNS, EachColumn
-from graphfuse.rows.views import ROWS, Group, Indexed, OfRank, Place, Within
+from graphfuse.rows.views import ROWS, Indexed, OfRank, Place, RankGroup, Within
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Piece:
         first = replace(self.tensor, dim=(1, *dim), stride=(0, *strides))
         return replace(self, tensor=first, place=Indexed(numbers.id, stride, count))
 
-    def of_ranks(self, group: Group) -> "Piece":
+    def of_ranks(self, group: RankGroup) -> "Piece":
         """The piece as that of the first of several ranks, whose sum is read."""
         return replace(self, place=OfRank(group, 0))
 

@@ -1,6 +1,6 @@
 """RMSNorm of a residual and what is added up over ranks: one kernel where ranks can read each other's memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import torch
@@ -17,7 +17,7 @@ from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FLOATS,
     FORMATS,
-    Rule,
+    Shape,
     TensorParameter,
     like,
     one,
@@ -25,10 +25,12 @@ from graphfuse.functional.tensor_parameter import (
     types,
 )
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.ops.collectives import MOST_RANKS
+from graphfuse.ops.collectives import MOST_RANKS, peers_length
 from graphfuse.runtime import symmetric
 
-_ADDRESSES: Rule = lambda shapes: tuple((2, ranks) for ranks in range(1, MOST_RANKS + 1))  # noqa: E731
+
+def _lengths(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    return tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
 
 
 def _variant(reduced: Callable[[DrawnGraph], Tensor], *read: TensorParameter) -> Variant:
@@ -51,7 +53,7 @@ def _variant(reduced: Callable[[DrawnGraph], Tensor], *read: TensorParameter) ->
 
 
 def _of_rank(rank: int) -> Variant:
-    peers = TensorParameter("peers", types(data_type.INT64), _ADDRESSES)
+    peers = TensorParameter("peers", types(data_type.INT64), _lengths)
     return _variant(lambda d: d.graph.all_reduce(d["x"], d["peers"], rank=rank), peers)
 
 
@@ -117,7 +119,7 @@ def all_reduce_add_rmsnorm(
     group = _group(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:
-        return _one_kernel(x, residual, weight, peers.table, peers.rank, eps, out, scale, enable_pdl)
+        return _one_kernel(x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl)
     given = dict(zip(_AFTER.parameters, (x, residual, weight, eps, out, scale, enable_pdl), strict=True))
     AcceptedCall.of(_AFTER, given)  # refuses what is wrong before anything is sent
     total = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)

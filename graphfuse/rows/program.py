@@ -14,7 +14,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS, Cost
 from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Scalar, Step
-from graphfuse.rows.views import Group, OfRank, View
+from graphfuse.rows.views import OfRank, RankGroup, View
 
 SWAP, DIVISOR, QUOTIENT = "swap_pairs", "divisor", "quotient"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
@@ -147,7 +147,7 @@ class RowProgram:
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
 
     @cached_property
-    def group(self) -> Group | None:
+    def group(self) -> RankGroup | None:
         """The ranks whose memory is read."""
         return next((view.place.group for view in self.inputs if isinstance(view.place, OfRank)), None)
 

@@ -1,8 +1,8 @@
 """Views: tensors read or written as rows x columns, and the places where their rows lie.
 
-A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation, legality
-and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So a new
-kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
+A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation,
+legality and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So
+a new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
 
 Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
 `a` has the parameters, `row` the addresses of a row.
@@ -211,7 +211,7 @@ class Indexed(Place):
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks of one host. table: the tensor of addresses (``all_reduce``). rank: of this process. size: how many."""
 
     table: TensorId
@@ -223,7 +223,7 @@ class Group:
 class OfRank(Place):
     """All rows, in the memory of a rank. The tensor is that of this process, and lies equally far into its memory."""
 
-    group: Group
+    group: RankGroup
     rank: int
     kind: ClassVar[str] = "are added up over ranks"
 

@@ -107,10 +107,9 @@ def symmetric(t: object, group: object) -> object | None:
     return None if module is None or is_one is not None and not is_one(t) else module.rendezvous(t, group)
 
 
-def symmetric_zeros(nbytes: int, device: object) -> object | None:
-    """Symmetric memory of one CUDA device, of bytes that are zero; None if torch has none."""
-    module = _symmetric_memory()
-    return None if module is None else module.empty(nbytes, dtype=sys.modules["torch"].uint8, device=device).zero_()
+def symmetric_zeros(count: int, dtype: object, device: object) -> object:
+    """So many zeros in symmetric memory, of a torch that has it."""
+    return _symmetric_memory().empty(count, dtype=dtype, device=device).zero_()
 
 
 @functools.cache

@@ -17,6 +17,7 @@ TURNS = SumOverRanks(rows=9, knobs=ByRowKnobs(8, 32))
 REWRITTEN = SumOverRanks(rows=9, out=data_type.FP8_E4M3, knobs=ByRowKnobs(8, 32), rewritten=True)
 FOUR = SumOverRanks(ranks=4, rows=3, calls=2, out=data_type.FP8_E4M3, knobs=ByRowKnobs(8, 32))
 _READ = ("by_row.cu", "reads[step] = Phase::read_rows(row, at);")
+_ENDS = ("graphfuse/ranks.cuh", "    store_pack<4>(mine(")
 _SPINS = ("graphfuse/ranks.cuh", "      spin();")
 _RACE = "data race"
 _STUCK = "deadlock: no thread can go on[^$]*of rank 1"
@@ -24,15 +25,20 @@ _STUCK = "deadlock: no thread can go on[^$]*of rank 1"
 BUGS = {
     "no wait for peers that have not begun": (
         TURNS,
-        Bug("      await(word(rank, Signal::BEGUN, peer()), call);\n", "", {RACE: _RACE}, _READ),
+        Bug("      await(Signal::BEGUN);\n", "", {RACE: _RACE}, _READ),
     ),
     "threads that do not wait for those that met": (
         TURNS,
-        Bug("call);\n    }\n    barrier();", "call);\n    }", {ADDRESS: WRONG, RACE: _RACE}, _READ),
+        Bug(
+            "await(Signal::BEGUN);\n    }\n    barrier();",
+            "await(Signal::BEGUN);\n    }",
+            {ADDRESS: WRONG, RACE: _RACE},
+            _READ,
+        ),
     ),
     "no wait for peers that still read": (
         REWRITTEN,
-        Bug("    await(word(rank, Signal::READ, peer()), call);\n", "", {RACE: "deadlock"}, _SPINS),
+        Bug("    await(Signal::READ);\n", "", {RACE: "deadlock"}, _SPINS),
     ),
     "peers told before all threads have read": (
         REWRITTEN,
@@ -45,16 +51,18 @@ BUGS = {
     ),
     "peers told by the first CTA that has read": (
         REWRITTEN,
-        Bug("if (atomic_add_release(readers, 1u) + 1 < grid_size()) return false;", "", {RACE: _RACE}, _READ),
+        Bug(
+            "!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()", "!meets", {RACE: _RACE}, _READ
+        ),
     ),
     "peers told without what other CTAs have read": (
         REWRITTEN,
-        Bug("    load_acquire(readers);  // after what all of them read\n", "", {RACE: _RACE}, _READ),
+        Bug("value, __ATOMIC_ACQ_REL)", "value, __ATOMIC_RELEASE)", {RACE: _RACE}, _ENDS),
     ),
     "a call that has the number of the one before": (
         TURNS,
         Bug(
-            "    atomic_exchange(word(rank, Signal::CALLS, peer()), call);\n",
+            "    store_pack<4>(mine(Signal::CALLS), {{call}});\n",
             "",
             {ADDRESS: WRONG, RACE: _RACE},
             _READ,
@@ -62,7 +70,7 @@ BUGS = {
     ),
     "readers of the call before that count": (
         TURNS,
-        Bug("    atomic_exchange(word(rank, Signal::READERS, peer()), 0u);\n", "", {ADDRESS: _STUCK}, _SPINS),
+        Bug("    store_pack<4>(mine(Signal::READERS), {{0}});\n", "", {ADDRESS: _STUCK}, _SPINS),
     ),
     "a signal that releases nothing": (
         TURNS,
@@ -76,8 +84,8 @@ BUGS = {
     "a signal that is awaited for ever": (
         TURNS,
         Bug(
-            "store_release_system(word(peer(), Signal::READ, rank), this_call());",
-            "store_release_system(word(peer(), Signal::READ, peer()), this_call());",
+            "    tell(Signal::READ);\n",
+            "",
             {ADDRESS: _STUCK},
             _SPINS,
         ),

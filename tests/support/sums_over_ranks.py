@@ -17,8 +17,8 @@ SCALE = 0.5
 SIGNALS = 512  # bytes of a rank's
 
 
-_MEETS = "  const auto ranks = ranks_of(a);\n"
-_REWRITES = """  if (gf::integer(static_cast<const i64*>(a.peers)) == 0) {
+_MEETS = "  auto ranks = ranks_of(a);\n"
+_REWRITES = """  if (gf::integer(static_cast<const i64*>(a.peers) + 64) == 0) {
     if (row.exists) gf::store<16, 16>(const_cast<void*>(row.i0), gf::load<16, 16>(row.i0));
     return;
   }
@@ -51,7 +51,7 @@ class SumOverRanks:
         shape = [self.rows, self.columns]
         x, residual = (g.tensor(shape, data_type=BF16, name=name) for name in ("x", "residual"))
         weight = g.tensor([1, self.columns], data_type=BF16, name="weight")
-        peers = g.tensor([2, self.ranks], data_type=data_type.INT64, name="peers")
+        peers = g.tensor([1, 64 + 2 * self.ranks], data_type=data_type.INT64, name="peers")
         total = g.add(g.all_reduce(x, peers, rank=rank), residual)
         total.set_output().set_name("sum").set_data_type(BF16)
         y, _ = g.rmsnorm(total, weight, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)
@@ -82,7 +82,7 @@ class SumOverRanks:
         def values(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=source).to(torch.bfloat16)
 
-        # Of more ranks than two, the first and the last have large values that cancel each other: orders differ in bits.
+        # Of more ranks than two, the first and the last have large values that cancel each other: bits tell orders.
         made = {"residual": values(self.rows, self.columns)}
         for rank in range(self.ranks):
             made[f"x{rank}"] = values(self.rows, self.columns)
@@ -106,15 +106,16 @@ class SumOverRanks:
         def view(name: str, of: str, begin: int) -> None:
             memory[name] = Memory(memory[of].address + begin, memory[of].content[begin : begin + nbytes])
 
-        place("peers", bytes(16 * self.ranks))
-        place("nobody", bytes(16 * self.ranks))
+        numbers = bytes(SIGNALS + 16 * self.ranks)
+        place("nobody", numbers)
         for rank in range(self.ranks):
             first = _bytes(given[f"x{rank}"])
             # Before x lies something else: addresses in the table are those where memory begins.
             place(f"memory{rank}", bytes(256) + first + b"\x5a" * (2 * slot - nbytes))
             view(f"{rank}.0", f"memory{rank}", 256)
             view(f"{rank}.1", f"memory{rank}", 256 + slot)
-            place(f"signals{rank}", bytes(SIGNALS))
+            place(f"peers{rank}", numbers)
+            memory[f"table{rank}"] = Memory(memory[f"peers{rank}"].address + SIGNALS, numbers[SIGNALS:])
             place(f"residual{rank}", _bytes(given["residual"]))
             place(f"weight{rank}", _bytes(given[f"weight{rank}"]))
             place(f"out{rank}", bytes(out_bytes))
@@ -126,10 +127,11 @@ class SumOverRanks:
                 names = {"x": f"{rank}.{turn}", "out": f"{rank}.{1 - turn}" if self.out is BF16 else f"out{rank}"}
                 names |= {"residual": f"residual{rank}", "sum": f"residual{rank}"}
                 names["weight"] = f"weight{rank}"
-                for peers in ["peers", "nobody"] if self.rewritten else ["peers"]:
+                for peers in [f"peers{rank}", "nobody"] if self.rewritten else [f"peers{rank}"]:
                     of_rank.append({ids[name]: where for name, where in (names | {"peers": peers}).items()})
             calls.append(of_rank)
-        tables = {"peers": [f"{kind}{rank}" for kind in ("memory", "signals") for rank in range(self.ranks)]}
+        addresses = [f"{kind}{rank}" for kind in ("memory", "peers") for rank in range(self.ranks)]
+        tables = {f"table{rank}": addresses for rank in range(self.ranks)}
         (part, _, frozen), *_ = parts
         scalars = {t.id: t.value for t in frozen.tensors if t.value is not None}
         launches = [p.outline for p, *_ in parts]

@@ -74,6 +74,18 @@ GF_DEVICE u32 atomic_add_release(u32* address, u32 value GF_SITE) {
 #endif
 }
 
+/// atomic_add_release that also acquires: what others wrote, or had seen, before they added is visible after it.
+GF_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+#else
+  host::check_atomic(address, 4, true, site);
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+#endif
+}
+
 /// A load with acquire: what was written before the release of the value is visible after it.
 GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #ifdef __CUDACC__

@@ -14,21 +14,33 @@ namespace gf {
 /// that have read. BEGUN, READ: the call that the peer has begun, or has read everything for; it writes these.
 enum class Signal { CALLS, READERS, BEGUN, READ };
 
-/// table: for each rank the address of its memory, then for each rank that of its signals. rank: this kernel's.
+constexpr int SIGNAL_LINE = 32;  // words
+
+/// signals: this rank's; behind them for each rank the address of its memory, then for each rank that of its signals.
+/// rank: this kernel's.
 template <int SIZE>
 struct Ranks {
-  const void* table;
+  void* signals;
   u32 rank;
+  bool meets;   // whether this thread meets a peer, the one with its number
+  u32 call;     // the number of this call for them both
+  u32* theirs;  // the peer's signals
+
+  GF_DEVICE static Ranks of(const void* signals, u32 rank) {
+    const u32 peer = thread_index();
+    return {const_cast<void*>(signals), rank, peer < SIZE && peer != rank, 0, nullptr};
+  }
 
   /// Bytes from memory of this rank to the same of another.
   GF_DEVICE i64 to(u32 other) const { return address(other) - address(rank); }
 
   /// Waits until all peers have begun this call. All threads of the CTA call it.
-  GF_DEVICE void begin() const {
-    if (meets()) {
-      const u32 call = this_call();
-      store_release_system(word(peer(), Signal::BEGUN, rank), call);
-      await(word(rank, Signal::BEGUN, peer()), call);
+  GF_DEVICE void begin() {
+    if (meets) {
+      theirs = reinterpret_cast<u32*>(address(SIZE + thread_index()));
+      call = load_relaxed(mine(Signal::CALLS)) + 1;
+      tell(Signal::BEGUN);
+      await(Signal::BEGUN);
     }
     barrier();
   }
@@ -37,32 +49,32 @@ struct Ranks {
   /// All threads of the CTA call it.
   GF_DEVICE bool read() const {
     barrier();
-    if (!meets()) return false;
-    u32* const readers = word(rank, Signal::READERS, peer());
-    if (atomic_add_release(readers, 1u) + 1 < grid_size()) return false;
-    load_acquire(readers);  // after what all of them read
-    store_release_system(word(peer(), Signal::READ, rank), this_call());
+    if (!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()) {
+      return false;
+    }
+    tell(Signal::READ);
     return true;
   }
 
   /// Waits until a peer has read what this rank has: behind the kernel it may be overwritten.
   GF_DEVICE void end() const {
-    const u32 call = this_call();
-    await(word(rank, Signal::READ, peer()), call);
-    atomic_exchange(word(rank, Signal::READERS, peer()), 0u);
-    atomic_exchange(word(rank, Signal::CALLS, peer()), call);
+    await(Signal::READ);
+    store_pack<4>(mine(Signal::READERS), {{0}});
+    store_pack<4>(mine(Signal::CALLS), {{call}});
   }
 
  private:
-  GF_DEVICE static u32 peer() { return thread_index(); }
-  GF_DEVICE bool meets() const { return peer() < SIZE && peer() != rank; }
-  GF_DEVICE i64 address(u32 number) const { return integer(static_cast<const i64*>(table) + number); }
-  GF_DEVICE u32* word(u32 of, Signal signal, u32 other) const {
-    return reinterpret_cast<u32*>(address(SIZE + of)) + int(signal) * 32 + other;
+  GF_DEVICE i64 address(u32 number) const {
+    return integer(static_cast<const i64*>(offset(static_cast<const void*>(signals), 4 * 4 * SIGNAL_LINE)) + number);
   }
-  GF_DEVICE u32 this_call() const { return load_relaxed(word(rank, Signal::CALLS, peer())) + 1; }
-  GF_DEVICE static void await(const u32* flag, u32 call) {
-    while (load_acquire_system(flag) != call) {
+  GF_DEVICE u32* mine(Signal signal) const {
+    return static_cast<u32*>(signals) + int(signal) * SIGNAL_LINE + thread_index();
+  }
+  GF_DEVICE void tell(Signal signal) const {
+    store_release_system(theirs + int(signal) * SIGNAL_LINE + rank, call);
+  }
+  GF_DEVICE void await(Signal signal) const {
+    while (load_acquire_system(mine(signal)) != call) {
       spin();
     }
   }
