@@ -2,7 +2,8 @@
 
 A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation,
 legality and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So
-a new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
+a new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the
+program's.
 
 Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
 `a` has the parameters, `row` the addresses of a row.

@@ -52,7 +52,7 @@ BUGS = {
     "peers told by the first CTA that has read": (
         REWRITTEN,
         Bug(
-            "!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()", "!meets", {RACE: _RACE}, _READ
+            "!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()", "!meets", {RACE: _RACE}, _ENDS
         ),
     ),
     "peers told without what other CTAs have read": (
