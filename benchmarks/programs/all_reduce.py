@@ -14,7 +14,6 @@ import datetime
 import faulthandler
 import functools
 import json
-import os
 import random
 import statistics
 from collections.abc import Callable, Mapping
@@ -49,14 +48,13 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, help="folder that gets all_reduce.json; default: $OUT, or none")
+    parser.add_argument("--record", type=Path, help="folder that gets all_reduce.json")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, replays and rounds")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(SECONDS, exit=True)
-    rank = int(os.environ["LOCAL_RANK"])
+    distributed.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
+    rank = distributed.get_node_local_rank()
     torch.cuda.set_device(rank)
-    waits = datetime.timedelta(seconds=60)
-    distributed.init_process_group("nccl", device_id=torch.device("cuda", rank), timeout=waits)
     from torch.distributed import _symmetric_memory
 
     memory = _symmetric_memory.empty(OFFSET + LARGEST, dtype=BF16, device=f"cuda:{rank}")
@@ -72,13 +70,12 @@ def main() -> None:
     for (rows, hidden), target in TIMED.items():
         made["times"].append(times(memory, rows, hidden, target, 3 if options.quick else ROUNDS))
         said(made["times"][-1])
-    folder = options.record or (Path(os.environ["OUT"]) if "OUT" in os.environ else None)
     if rank == 0:
         print(table(made["times"]))
-        if folder is not None:
+        if options.record is not None:
             made = {"ranks": distributed.get_world_size(), "environment": environment(Path.cwd())} | made
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "all_reduce.json").write_text(json.dumps(made, indent=1) + "\n")
+            options.record.mkdir(parents=True, exist_ok=True)
+            (options.record / "all_reduce.json").write_text(json.dumps(made, indent=1) + "\n")
     distributed.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from torch import distributed
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional import symmetric
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
@@ -26,7 +27,6 @@ from graphfuse.functional.tensor_parameter import (
 )
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops.collectives import MOST_RANKS, peers_length
-from graphfuse.runtime import symmetric
 
 
 def _lengths(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:

@@ -108,7 +108,7 @@ def symmetric(t: object, group: object) -> object | None:
 
 
 def symmetric_zeros(count: int, dtype: object, device: object) -> object:
-    """So many zeros in symmetric memory, of a torch that has it."""
+    """Zeros in symmetric memory, of a torch that has it. count: how many."""
     return _symmetric_memory().empty(count, dtype=dtype, device=device).zero_()
 
 
