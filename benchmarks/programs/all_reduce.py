@@ -24,7 +24,7 @@ from torch import distributed
 
 from graphfuse.benchmarks.programs import turns
 from graphfuse.functional import all_reduce_add_rmsnorm, fused_add_rmsnorm, fused_add_rmsnorm_quant
-from graphfuse.runtime.record import environment
+from graphfuse.runtime import record
 
 ROWS, HIDDEN = (1, 6, 32, 64, 128, 138), (4096, 6144, 8192)
 TIMED = {  # (rows, hidden): target in microseconds, None for none
@@ -73,7 +73,7 @@ def main() -> None:
     if rank == 0:
         print(table(made["times"]))
         if options.record is not None:
-            made = {"ranks": distributed.get_world_size(), "environment": environment(Path.cwd())} | made
+            made = {"ranks": distributed.get_world_size(), "environment": record.environment(record.CHECKOUT)} | made
             options.record.mkdir(parents=True, exist_ok=True)
             (options.record / "all_reduce.json").write_text(json.dumps(made, indent=1) + "\n")
     distributed.destroy_process_group()
