@@ -100,7 +100,7 @@ def all_reduce_add_rmsnorm(
 ) -> torch.Tensor:
     """residual becomes the sum of x over the ranks of a group + residual; out becomes RMSNorm of that sum.
 
-    What tensor-parallel layers do behind a product: all ranks call it, with one shape and type. x: (..., hidden),
+    What tensor-parallel layers do behind a product: all ranks call it, with one layout and type. x: (..., hidden),
     bfloat16, float16 or float32; it is only read. residual: of x's shape, the same on all ranks; bfloat16, float16 or
     float32. weight: (hidden,), of any of these types. out: of x's shape; of these types, or float8_e4m3fn or
     float8_e5m2, saturating. Default: x's type, newly allocated. scale: float32, (1,) or (): the norm is multiplied by
