@@ -73,7 +73,7 @@ BUGS = {
         Bug("    store_pack<4>(mine(Signal::READERS), {{0}});\n", "", {ADDRESS: _STUCK}, _SPINS),
     ),
     "a signal that releases nothing": (
-        TURNS,
+        REWRITTEN,
         Bug(
             "__atomic_store_n(address, value, __ATOMIC_RELEASE)",
             "__atomic_store_n(address, value, __ATOMIC_RELAXED)",
@@ -84,7 +84,7 @@ BUGS = {
     "a signal that is awaited for ever": (
         TURNS,
         Bug(
-            "    tell(Signal::READ);\n",
+            "    store_release_system(their(Signal::READ), call);\n",
             "",
             {ADDRESS: _STUCK},
             _SPINS,

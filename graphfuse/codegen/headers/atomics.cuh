@@ -109,6 +109,17 @@ GF_DEVICE void store_release_system(u32* address, u32 value GF_SITE) {
 #endif
 }
 
+/// Orders nothing of this kernel: it announces what kernels wrote that ended before. On a CPU they end without making
+/// that visible, so it releases.
+GF_DEVICE void store_relaxed_system(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  host::check_atomic(address, 4, true, site);
+  __atomic_store_n(address, value, __ATOMIC_SEQ_CST);
+#endif
+}
+
 GF_DEVICE u32 load_acquire_system(const u32* address GF_SITE) {
 #ifdef __CUDACC__
   u32 value;

@@ -39,7 +39,7 @@ struct Ranks {
     if (meets) {
       theirs = reinterpret_cast<u32*>(address(SIZE + thread_index()));
       call = load_relaxed(mine(Signal::CALLS)) + 1;
-      tell(Signal::BEGUN);
+      store_relaxed_system(their(Signal::BEGUN), call);
       await(Signal::BEGUN);
     }
     barrier();
@@ -52,7 +52,7 @@ struct Ranks {
     if (!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()) {
       return false;
     }
-    tell(Signal::READ);
+    store_release_system(their(Signal::READ), call);
     return true;
   }
 
@@ -70,9 +70,7 @@ struct Ranks {
   GF_DEVICE u32* mine(Signal signal) const {
     return static_cast<u32*>(signals) + int(signal) * SIGNAL_LINE + thread_index();
   }
-  GF_DEVICE void tell(Signal signal) const {
-    store_release_system(theirs + int(signal) * SIGNAL_LINE + rank, call);
-  }
+  GF_DEVICE u32* their(Signal signal) const { return theirs + int(signal) * SIGNAL_LINE + rank; }
   GF_DEVICE void await(Signal signal) const {
     while (load_acquire_system(mine(signal)) != call) {
       spin();
