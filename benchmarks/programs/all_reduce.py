@@ -22,25 +22,18 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, REPLAYS, TARGETS, table
 from graphfuse.functional import all_reduce_add_rmsnorm, fused_add_rmsnorm, fused_add_rmsnorm_quant
-from graphfuse.runtime import record
 
 ROWS, HIDDEN = (1, 6, 32, 64, 128, 138), (4096, 6144, 8192)
-TIMED = {  # (rows, hidden): target in microseconds, None for none
-    (6, 6144): 6.5,
-    (138, 6144): 11.5,
-    (32, 8192): 8.5,
-    (64, 8192): 10.0,
-    (128, 8192): 14.0,
-    (4096, 8192): None,
-}
 LARGEST = 4096 * 8192
 OFFSET = 128
 """Elements of the symmetric memory before the input: not where the memory begins."""
 EPS = 1e-6
 TOLERANCE = 2.0**-7
-REPLAYS, CALLS, ROUNDS = 1000, 20, 9
+CALLS, ROUNDS = 20, 9
 SECONDS = 95
 """After which a run that hangs says where, and ends."""
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -48,7 +41,7 @@ BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, help="folder that gets all_reduce.json")
+    parser.add_argument("--record", type=Path, help="folder that gets the record")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, replays and rounds")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(SECONDS, exit=True)
@@ -67,15 +60,15 @@ def main() -> None:
     for rows, hidden, out in ((6, 6144, BF16), (138, 6144, FP8)):
         made["replays"].append(replays(memory, rows, hidden, out, REPLAYS // (10 if options.quick else 1)))
         said(made["replays"][-1])
-    for (rows, hidden), target in TIMED.items():
-        made["times"].append(times(memory, rows, hidden, target, 3 if options.quick else ROUNDS))
+    for rows, hidden in LIMITS:
+        made["times"].append(times(memory, rows, hidden, 3 if options.quick else ROUNDS))
         said(made["times"][-1])
-    if rank == 0:
-        print(table(made["times"]))
+    if distributed.get_rank() == 0:
+        made = {"ranks": distributed.get_world_size()} | made
+        for each in (table(made), tables.judged(TARGETS, made)):
+            print(tables.markdown(each))
         if options.record is not None:
-            made = {"ranks": distributed.get_world_size(), "environment": record.environment(record.CHECKOUT)} | made
-            options.record.mkdir(parents=True, exist_ok=True)
-            (options.record / "all_reduce.json").write_text(json.dumps(made, indent=1) + "\n")
+            print(record.write(options.record, "all-reduce", record.environment(record.CHECKOUT), made))
     distributed.destroy_process_group()
 
 
@@ -176,7 +169,7 @@ def replays(memory: torch.Tensor, rows: int, hidden: int, dtype: torch.dtype, co
     return found | {"wrong": int(wrong.item()), "same bits on all ranks": alike(out) and alike(residual)}
 
 
-def times(memory: torch.Tensor, rows: int, hidden: int, target: float | None, rounds: int) -> dict[str, object]:
+def times(memory: torch.Tensor, rows: int, hidden: int, rounds: int) -> dict[str, object]:
     """Microseconds of ours and of peers: medians, of the slowest rank in each round."""
     x, residual, weight = given(memory, rows, hidden)
     x.zero_()  # what is added up in place stays finite
@@ -200,9 +193,9 @@ def times(memory: torch.Tensor, rows: int, hidden: int, target: float | None, ro
         fused_add_rmsnorm(x, residual, weight, EPS, out=out)
 
     calls = {
-        "graphfuse": lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=out),
-        "graphfuse, FP8": lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale),
-        "norm alone": lambda: fused_add_rmsnorm(local, residual, weight, EPS, out=out),
+        OURS: lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=out),
+        f"{OURS}, FP8": lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale),
+        NORM: lambda: fused_add_rmsnorm(local, residual, weight, EPS, out=out),
         "NCCL": nccl,
         "NCCL, FP8": nccl_fp8,
         "torch one-shot": one_shot,
@@ -218,7 +211,7 @@ def times(memory: torch.Tensor, rows: int, hidden: int, target: float | None, ro
     found = turns.take(samplers, rounds)
     medians = {peer: round(statistics.median(samples), 2) for peer, samples in found.items()}
     quickest = {peer: round(min(samples), 2) for peer, samples in found.items()}
-    return {"rows": rows, "hidden": hidden, "target": target, "us": medians, "least us": quickest}
+    return {"rows": rows, "hidden": hidden, "us": medians, "least us": quickest}
 
 
 def sample(graph: torch.cuda.CUDAGraph, calls: int) -> float:
@@ -234,16 +227,6 @@ def sample(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     slowest = torch.tensor(begin.elapsed_time(end) * 1000 / (5 * calls), device="cuda")
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
     return slowest.item()
-
-
-def table(found: list[dict]) -> str:
-    """Medians as text."""
-    names = list(found[0]["us"])
-    lines = [" | ".join(["rows x hidden", "target", *names])]
-    for one in found:
-        figures = [f"{one['us'][name]:.2f}" if name in one["us"] else "" for name in names]
-        lines.append(" | ".join([f"{one['rows']} x {one['hidden']}", str(one["target"] or ""), *figures]))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
