@@ -12,12 +12,25 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
 
 @pytest.fixture(scope="module", params=[2, 4])
 def on_cpus(request):
-    return ranks.run("support.reduced", [*reduced.CASES], ranks=request.param)
+    return ranks.run("support.reduced", [*reduced.ON_CPUS], ranks=request.param)
 
 
-@pytest.mark.parametrize("case", reduced.CASES)
+@pytest.mark.parametrize("case", reduced.ON_CPUS)
 def test_ranks_of_gloo(on_cpus, case):
     assert not on_cpus[case], "\n".join(on_cpus[case])
+
+
+@pytest.fixture(scope="module")
+def on_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    return ranks.run("support.reduced", [*reduced.CASES], "nccl")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", reduced.CASES)
+def test_two_gpus(on_gpus, case):
+    assert not on_gpus[case], "\n".join(on_gpus[case])
 
 
 def test_without_a_group():

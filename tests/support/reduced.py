@@ -8,7 +8,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from graphfuse import VariantPackError, VariantPackTypeError
-from graphfuse.functional import all_reduce_add_rmsnorm
+from graphfuse.functional import all_reduce_add_rmsnorm, symmetric
 from support import oracle
 
 EPS = 1e-5
@@ -75,7 +75,9 @@ def refused(mesh: DeviceMesh) -> None:
         r"residual has shape \(4, 64\); accepted: \(5, 64\)": {"residual": residual[:4]},
         r"weight has shape \(63,\); accepted: \(64,\)": {"weight": weight[:63]},
         "out is of torch.int8": {"out": torch.empty_like(x, dtype=torch.int8)},
-        "scale is of torch.bfloat16; accepted: float32": {"scale": torch.ones(1).bfloat16()},
+        "scale is of torch.bfloat16; accepted: float32": {
+            "scale": torch.ones(1, dtype=torch.bfloat16, device=x.device)
+        },
         "group is str; accepted: ProcessGroup, None": {"group": "0"},
         "x must be a torch tensor, got list": {"x": [1.0]},
     }.items():
@@ -85,4 +87,26 @@ def refused(mesh: DeviceMesh) -> None:
     assert torch.equal(residual, before)
 
 
-CASES: dict[str, Callable[[DeviceMesh], None]] = {f.__name__: f for f in (values, formats, groups, refused)}
+def in_symmetric_memory(mesh: DeviceMesh) -> None:
+    """One kernel, with the bits of float32 sums in the order of ranks; input overwritten behind each call."""
+    from torch.distributed import _symmetric_memory
+
+    memory = _symmetric_memory.empty(8192, dtype=torch.bfloat16, device="cuda")
+    for shape in 3 * ((5, 64), (2, 3, 96), (17,), (1, 4096)):
+        given, residual, weight, total = _given(mesh, shape, torch.bfloat16)
+        x = memory[64 : 64 + given.numel()].view(shape)
+        x.copy_(given)
+        assert symmetric.peers(x, distributed.group.WORLD) is not None
+        before = residual.clone()
+        out = all_reduce_add_rmsnorm(x, residual, weight, EPS)
+        x.fill_(float("nan"))
+        of_all = [torch.empty_like(given) for _ in range(mesh.size())]
+        distributed.all_gather(of_all, given)
+        assert torch.equal(residual, (sum(one.float() for one in of_all) + before.float()).to(torch.bfloat16))
+        torch.testing.assert_close(out.double(), oracle.rmsnorm(total, weight, EPS)[0], rtol=2.0**-7, atol=2.0**-7)
+        distributed.all_gather(of_all, out)
+        assert all(torch.equal(one, out) for one in of_all)
+
+
+ON_CPUS: dict[str, Callable[[DeviceMesh], None]] = {f.__name__: f for f in (values, formats, groups, refused)}
+CASES = ON_CPUS | {"in_symmetric_memory": in_symmetric_memory}
