@@ -23,7 +23,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
     serves = EVERYTHING
 
     def why_not(self, facts: Subgraph, device: Device) -> No | None:
-        return None
+        return next((No(f"{node} {node.op.elsewhere}") for node in facts.nodes if node.op.elsewhere), None)
 
     def notes(self, facts: Subgraph, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
         tensors = facts.graph.tensors

@@ -19,9 +19,10 @@ from graphfuse.rows.pairs import COLUMNS, EachPart
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
+from graphfuse.rows.ranks import added_up
 from graphfuse.rows.rounding import marked
 from graphfuse.rows.steps import Chain, Load, Operand
-from graphfuse.rows.views import ROWS, View, joined
+from graphfuse.rows.views import ROWS, OfRank, View, joined
 
 
 class Builder:
@@ -105,7 +106,12 @@ class Builder:
             sums=tuple(ColumnSum(views[t], factors) for t, factors in values.sums),
             indices=tuple(layout.view(tensor, Extent(True, False)) for tensor in chosen),
         )
-        return layout.extents, program
+        added = {number: t for t, number in values.loaded.items() if isinstance(views[t].place, OfRank)}
+        groups = {views[t].place.group for t in added.values()}
+        if len(groups) > 1:
+            names = ", ".join(repr(self.graph.tensors[t].name) for t in added.values())
+            return No(f"{names} are sums over ranks of several tables; accepted: of one")
+        return layout.extents, added_up(program, {k: values.rounding(t) for k, t in added.items()})
 
     def _above(self, tensor: TensorId | None) -> Iterator[TensorId]:
         """`tensor` and all within the match that it is made from."""

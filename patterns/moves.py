@@ -1,12 +1,17 @@
-"""Roles of nodes that move rows: they compute nothing, and say where rows lie that other nodes read or write."""
+"""Roles of nodes that move rows: they say where rows lie that other nodes read or write.
+
+They compute nothing, but that rows of several ranks are added up where they are read.
+"""
 
 from collections.abc import Mapping
 
 from graphfuse.op_graph.ir import Node, TensorId
+from graphfuse.ops.collectives import ranks_of
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values
+from graphfuse.rows.views import RankGroup
 
 
 class Move(Role):
@@ -43,6 +48,18 @@ class Joining(Move):
 
 def _joined_axis(axes: Axes, node: Node) -> int:
     return node.attribute("axis") + len(axes.dim) - len(axes.graph.tensors[node.output("output")].dim)
+
+
+class AddingRanks(Move):
+    """Rows that each rank has, added up over ranks."""
+
+    def suits(self, axes: Axes, node: Node) -> bool:
+        return axes.whole(node.output("output")) and not axes.sums
+
+    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
+        table = matched.graph.tensors[node.input("peers")]
+        group = RankGroup(table.id, node.attribute("rank"), ranks_of(table.dim[-1]))
+        return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(group),)
 
 
 class Gathering(Move):
@@ -122,6 +139,7 @@ class Scattering(Role):
 
 
 MOVES: Mapping[str, Role] = {
+    "all_reduce": AddingRanks(),
     "gather_rows": Gathering(),
     "join": Joining(),
     "scatter_rows": Scattering(),

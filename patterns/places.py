@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.rows.pairs import COLUMNS, EachColumn
-from graphfuse.rows.views import ROWS, Indexed, Place, Within
+from graphfuse.rows.views import ROWS, Indexed, OfRank, Place, RankGroup, Within
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class Piece:
         (count, *dim), (stride, *strides) = self.tensor.dim, self.tensor.stride
         first = replace(self.tensor, dim=(1, *dim), stride=(0, *strides))
         return replace(self, tensor=first, place=Indexed(numbers.id, stride, count))
+
+    def of_ranks(self, group: RankGroup) -> "Piece":
+        """The piece as that of the first of several ranks, whose sum is read."""
+        return replace(self, place=OfRank(group, 0))
 
     def sliced(self, dim: tuple[int, ...], starts: tuple[int, ...], steps: tuple[int, ...]) -> "Piece":
         """The piece as that of a slice of its tensor. dim: of the slice. starts, steps: along each axis."""

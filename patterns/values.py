@@ -91,6 +91,10 @@ class Values(Emitter):
         not what its node computes in."""
         if t is None or not set(self.graph.consumers.get(t, ())) & set(self.subgraph.node_ids):
             return None
+        return self.rounding(t)
+
+    def rounding(self, t: TensorId) -> data_type | None:
+        """Type that the value of a tensor is rounded to for all who read it."""
         dtype = self.graph.tensors[t].dtype
         return None if dtype is data_type.FLOAT else dtype
 

@@ -112,6 +112,7 @@ SAMPLES: dict[str, Draw] = {
         normed(g), *(g.gather_rows(tensor(g, (64, COLUMNS // 2)), tensor(g, (ROWS, 1), INT64)) for _ in range(2))
     ),
     "scatter_rows": lambda g: g.scatter_rows(normed(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
+    "all_reduce": lambda g: g.mul(g.all_reduce(tensor(g), tensor(g, (1, 68), INT64), rank=0), normed(g)),
     "add_rows": lambda g: g.add_rows(tensor(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
     "join": lambda g: g.rmsnorm(

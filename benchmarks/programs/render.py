@@ -17,6 +17,7 @@ from pathlib import Path
 from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import (
+    all_reduce_record,
     cudnn_calls,
     followers,
     host_record,
@@ -154,6 +155,11 @@ def _wan_block(record: dict) -> str:
     return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
 
 
+def _all_reduce(record: dict) -> str:
+    verdicts = tables.judged(all_reduce_record.TARGETS, record)
+    return _told(_where(record["environment"], {}), verdicts, all_reduce_record.table(record))
+
+
 def _ranking(record: dict) -> str:
     return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
 
@@ -193,6 +199,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "torch-products": _torch_products,
     "wan-block": _wan_block,
     "ranking": _ranking,
+    "all-reduce": _all_reduce,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
     **dict.fromkeys(["models", "models-part"], _models),
     **dict.fromkeys(["followers", "followers-part"], _followers),

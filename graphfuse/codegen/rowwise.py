@@ -8,7 +8,7 @@ the text.
 from collections.abc import Iterator
 
 from graphfuse.base import settings
-from graphfuse.codegen import addresses, elements, parameters, per_row, phases, stores, sums
+from graphfuse.codegen import addresses, elements, parameters, per_row, phases, ranks, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan
@@ -47,6 +47,8 @@ def _lines(plan: PhasePlan) -> Iterator[str]:
     if plan.stages:
         yield f"constexpr int STAGES = {plan.stages};"
         yield from copied.source()
+    if not plan.stages and not plan.across:
+        yield from ranks.source(plan)
     yield from addresses.source(plan, copied.places)
     yield from per_row.source(plan, copied)
     yield from elements.held(plan)

@@ -5,7 +5,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from graphfuse.emulator.kernel import FORWARD, REVERSE, LaunchRecord
 from graphfuse.op_graph.ir import TensorId
 
 SCHEDULES = (FORWARD, REVERSE, 20)
+Name = Hashable
+"""What tells memory apart."""
 _SECONDS = 300
 _REPORT = 6000  # characters of it that an error carries
 
@@ -50,27 +52,58 @@ def check(
     bounds. Raises KernelFaultError with the report of the machine or the sanitizers, or what the launch says that it
     may not (``launch_limits``), and what ``compiler.build`` raises.
     """
-    wrong = launch_limits.fault(launch, EMULATOR) or signature.fault(source, entry, launch)
-    if wrong:
-        raise KernelFaultError(f"kernel {entry!r}: the launch's {wrong}")
-    program = build(source, entry, sanitizers)
+    one = [{tensor: tensor for tensor in memory}]
     memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
+    return check_ranks(source, entry, [launch], memory, [one], {}, scalars, sanitizers, schedules)
+
+
+def check_ranks(
+    source: str,
+    entry: str,
+    launches: Sequence[engine.Launch],
+    memory: Mapping[Name, Memory],
+    calls: Sequence[Sequence[Mapping[TensorId, Name]]],
+    tables: Mapping[Name, Sequence[Name]],
+    scalars: Mapping[TensorId, float] | None = None,
+    sanitizers: Build = Build.ADDRESS,
+    schedules: Sequence[int] = SCHEDULES,
+) -> list[dict[Name, bytes]]:
+    """Bytes of all memory afterwards, per schedule, of kernels that run on several ranks at the same time.
+
+    launches: by rank, alike but for constants. calls: by rank its launches, one after another and as many for each,
+    with the memory of their tensors. tables: memory that has addresses, by the memory that these are of. Else as
+    `check`, but that memory and scratch memory are cleared by nobody.
+    """
+    (launch, *_), ranks = launches, len(launches)
+    for each in launches:
+        wrong = launch_limits.fault(each, EMULATOR) or signature.fault(source, entry, each)
+        if wrong:
+            raise KernelFaultError(f"kernel {entry!r}: the launch's {wrong}")
+    program = build(source, entry, sanitizers)
     allocations = _allocations(memory, launch.scratch_bytes)
     packing = Packing(launch)
-    arguments = packing.layout.pack(*(_value(a, launch, scalars or {}) for a in launch.arguments))
-    relocations = []
-    for argument, offset in zip(launch.arguments, packing.offsets, strict=True):
-        if isinstance(argument, engine.Address):
-            relocations.append((offset, *_place(allocations, memory[argument.tensor])))
-        if isinstance(argument, engine.Scratch):
-            relocations.append((offset, len(allocations) - 1, argument.offset))
+    arguments, relocations = b"", []
+    for each, of_rank in zip(launches, calls, strict=True):
+        for tensors in of_rank:
+            for argument, offset in zip(each.arguments, packing.offsets, strict=True):
+                at = (len(allocations), len(arguments) + offset)
+                if isinstance(argument, engine.Address):
+                    relocations.append((*at, *_place(allocations, memory[tensors[argument.tensor]])))
+                if isinstance(argument, engine.Scratch):
+                    relocations.append((*at, len(allocations) - 1, argument.offset))
+            arguments += packing.layout.pack(*(_value(a, each, scalars or {}) for a in each.arguments))
+    for table, names in tables.items():
+        index, offset = _place(allocations, memory[table])
+        for number, name in enumerate(names):
+            relocations.append((index, offset + 8 * number, *_place(allocations, memory[name])))
+    record = LaunchRecord.of(launch, 0, ranks, len(calls[0]), packing.layout.size)
     problem = b"".join(
         [
-            bytes(LaunchRecord.of(launch, 0)),
+            bytes(record),
             struct.pack("@4Q", len(schedules), len(allocations), len(relocations), len(arguments)),
             struct.pack(f"@{len(schedules)}Q", *schedules),
             *(struct.pack("@2Q", len(a.content), a.address % 256) for a in allocations),
-            *(struct.pack("@3Q", *r) for r in relocations),
+            *(struct.pack("@4Q", *r) for r in relocations),
             arguments,
             *(a.content for a in allocations),
         ]
@@ -83,14 +116,14 @@ def check(
             after.append(found[at : at + len(a.content)])
             at += len(a.content)
         result = {}
-        for tensor, m in memory.items():
+        for name, m in memory.items():
             index, offset = _place(allocations, m)
-            result[tensor] = after[index][offset : offset + len(m.content)]
+            result[name] = after[index][offset : offset + len(m.content)]
         results.append(result)
     return results
 
 
-def _allocations(memory: Mapping[TensorId, Memory], scratch_bytes: int) -> list[Memory]:
+def _allocations(memory: Mapping[Name, Memory], scratch_bytes: int) -> list[Memory]:
     """Memory that overlaps joined, in the order of addresses; then the scratch memory."""
     joined: list[Memory] = []
     for m in sorted(memory.values(), key=lambda m: m.address):

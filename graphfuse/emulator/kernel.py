@@ -22,13 +22,20 @@ class LaunchRecord(ctypes.Structure):
         ("block", ctypes.c_uint),
         ("cluster", ctypes.c_uint),
         ("cooperative", ctypes.c_uint),
+        ("ranks", ctypes.c_uint),
+        ("calls", ctypes.c_uint),
+        ("argument_bytes", ctypes.c_ulonglong),
         ("shared_bytes", ctypes.c_ulonglong),
         ("schedule", ctypes.c_ulonglong),
     ]
 
     @classmethod
-    def of(cls, launch: engine.Launch, schedule: int) -> "LaunchRecord":
-        return cls(launch.grid, launch.block, launch.cluster, launch.cooperative, launch.shared_bytes, schedule)
+    def of(
+        cls, launch: engine.Launch, schedule: int, ranks: int = 1, calls: int = 1, argument_bytes: int = 0
+    ) -> "LaunchRecord":
+        """ranks: that run at the same time. calls: launches of each, one after another."""
+        how = (launch.grid, launch.block, launch.cluster, launch.cooperative)
+        return cls(*how, ranks, calls, argument_bytes, launch.shared_bytes, schedule)
 
 
 # Libraries share one machine.

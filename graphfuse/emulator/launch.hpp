@@ -1,9 +1,13 @@
 // How the machine is asked to run a kernel.
 #pragma once
 
-/// As engine.Launch. schedule: 0 runs threads in order, 1 the last first, others are seeds of random orders.
+/// As engine.Launch. schedule: 0 runs threads in order, 1 the last first, others are seeds of random orders. ranks: of
+/// so many, each of which makes `calls` launches one after another, as on a stream of its own; all ranks run at the same
+/// time. Each launch has argument_bytes of arguments, those of a rank one behind another.
 struct GfLaunch {
   unsigned grid, block, cluster, cooperative;
+  unsigned ranks, calls;
+  unsigned long long argument_bytes;
   unsigned long long shared_bytes;
   unsigned long long schedule;
 };

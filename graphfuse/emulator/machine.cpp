@@ -1,5 +1,5 @@
 // Runs a kernel on one OS thread: CTA after CTA, cluster after cluster, or the whole grid at once if the
-// launch is cooperative. Each of the CUDA threads is a fiber that runs until it has to wait.
+// launch is cooperative or one of several ranks. Each of the CUDA threads is a fiber that runs until it has to wait.
 //
 // Copies finish as late as the kernel allows: those that a thread waits for by itself at the wait, bulk
 // copies when no thread can go on. Until then their destination reads as NaN, and is poisoned under
@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fiber.hpp"
@@ -71,6 +72,14 @@ std::string ranges(const std::vector<unsigned>& sorted) {
 
 struct Cta;
 struct Cluster;
+
+/// The launches of one rank, of which one runs at a time.
+struct Stream {
+  unsigned rank = 0;
+  unsigned call = 0;
+  unsigned left = 0;  // CTAs of this launch that have not ended
+  char clock = 0;
+};
 
 /// Where a number of threads meet, again and again. Two clocks take turns, as no thread is ever two rounds ahead.
 struct Meeting {
@@ -168,6 +177,8 @@ struct Cta {
 };
 
 struct Cluster {
+  Stream* stream;
+  const u8* arguments;
   std::vector<Cta> ctas;
   Meeting meeting;
   std::vector<unsigned> ended;  // threads that did not arrive in this round and never will
@@ -205,11 +216,13 @@ class Machine {
  private:
   [[noreturn]] void fault(Site site, const std::string& what);
   [[noreturn]] void leave();
+  std::string name(const Cta& cta) const;
   std::string who(const Thread& thread) const;
   std::string waiting() const;
   unsigned random(unsigned below);
 
   void run_together(const std::vector<unsigned>& clusters);
+  void begin(Stream& stream, const std::vector<unsigned>& clusters);
   void release_memory();
   static void thread_main();
   void end_thread();
@@ -245,6 +258,9 @@ class Machine {
   bool progressed_ = false;
   unsigned fruitless_ = 0;
   unsigned alive_ = 0;
+  unsigned used_ = 0;  // threads of the pool
+  std::vector<unsigned> order_;  // of clusters
+  std::vector<Stream> streams_;
   std::deque<BulkCopy> bulk_;
   std::vector<void*> memory_;  // of CTAs that ended
   char begin_clock_ = 0;
@@ -256,13 +272,25 @@ Machine machine;
 
 // Reports
 
-std::string Machine::who(const Thread& thread) const {
-  return "thread " + std::to_string(thread.index) + " of CTA " + std::to_string(thread.cta->index);
+std::string Machine::name(const Cta& cta) const {
+  const std::string rank = launch_.ranks > 1 ? " of rank " + std::to_string(cta.cluster->stream->rank) : "";
+  return "CTA " + std::to_string(cta.index) + rank;
 }
+
+std::string Machine::who(const Thread& thread) const {
+  return "thread " + std::to_string(thread.index) + " of " + name(*thread.cta);
+}
+
+/// The order in which CTAs are told.
+struct Earlier {
+  bool operator()(const Cta* a, const Cta* b) const {
+    return std::tie(a->cluster->stream, a->index) < std::tie(b->cluster->stream, b->index);
+  }
+};
 
 /// Whoever waits or has ended, grouped by where.
 std::string Machine::waiting() const {
-  std::map<std::string, std::map<unsigned, std::vector<unsigned>>> places;  // -> CTA -> threads
+  std::map<std::string, std::map<const Cta*, std::vector<unsigned>, Earlier>> places;  // -> CTA -> threads
   for (const Cluster& cluster : clusters_) {
     for (const Cta& cta : cluster.ctas) {
       for (const Thread* thread : cta.threads) {
@@ -275,7 +303,7 @@ std::string Machine::waiting() const {
           place += " for " + std::to_string(mbarrier.pending) + " arrivals and " + std::to_string(mbarrier.bytes) +
                    " bytes";
         }
-        places[place][cta.index].push_back(thread->index);
+        places[place][&cta].push_back(thread->index);
       }
     }
   }
@@ -284,7 +312,7 @@ std::string Machine::waiting() const {
   for (const auto& [place, ctas] : places) {
     for (const auto& [cta, threads] : ctas) {
       if (++lines > 20) return out + "\n  ...";
-      out += "\n  threads " + ranges(threads) + " of CTA " + std::to_string(cta) + ": " + place;
+      out += "\n  threads " + ranges(threads) + " of " + name(*cta) + ": " + place;
     }
   }
   return out;
@@ -388,18 +416,21 @@ const char* Machine::run(const GfLaunch& launch, GfKernel kernel, const u8* argu
              std::to_string(launch.cluster);
     return error_.c_str();
   }
-  const u64 together = u64(launch.block) * (launch.cooperative ? launch.grid : launch.cluster);
+  if (launch.cooperative && launch.ranks > 1) return "a cooperative launch on several ranks";
+  const bool all = launch.cooperative || launch.ranks > 1;
+  const u64 together = u64(launch.block) * (all ? launch.grid * launch.ranks * launch.calls : launch.cluster);
   if (sanitizers::races() && together > Fiber::MOST_RACE_STATES) {
     error_ = std::to_string(together) + " threads run at the same time; ThreadSanitizer follows at most " +
              std::to_string(Fiber::MOST_RACE_STATES);
     return error_.c_str();
   }
-  std::vector<unsigned> order(launch.grid / launch.cluster);
+  std::vector<unsigned>& order = order_;
+  order.resize(launch.grid / launch.cluster);
   for (unsigned i = 0; i < order.size(); ++i) {
     order[i] = launch.schedule == REVERSE ? unsigned(order.size()) - 1 - i : i;
   }
   for (unsigned i = unsigned(order.size()); launch.schedule > REVERSE && i > 1; --i) std::swap(order[i - 1], order[random(i)]);
-  if (launch.cooperative) {
+  if (all) {
     run_together(order);
   } else {
     for (std::size_t i = 0; i < order.size() && !failed_; ++i) run_together({order[i]});
@@ -417,9 +448,39 @@ void Machine::run_together(const std::vector<unsigned>& clusters) {
   spinning_.clear();
   bulk_.clear();
   fruitless_ = 0;
-  alive_ = 0;
+  alive_ = used_ = 0;
+  streams_.assign(launch_.ranks, {});
+  for (unsigned rank = 0; rank < launch_.ranks; ++rank) streams_[rank].rank = rank;
+  for (Stream& stream : streams_) begin(stream, clusters);
+  sanitizers::release(begin_clock_);
+  do {
+    current_ = take();
+    if (current_) outer_.switch_to(current_->fiber);
+  } while (!failed_ && alive_ && (!ready_.empty() || unblock_someone()));
+  if (alive_ && !failed_) {
+    failed_ = true;
+    error_ = "deadlock: no thread can go on" + waiting();
+    if (!launch_.cooperative && launch_.ranks == 1 && !spinning_.empty() && launch_.grid > launch_.cluster) {
+      error_ += "\n  the launch is not cooperative: other CTAs begin only when these have ended";
+    }
+  }
+  for (Cluster& cluster : clusters_) {
+    for (Cta& cta : cluster.ctas) {
+      for (Shared& shared : cta.shared) memory_.push_back(shared.begin);
+    }
+  }
+  // What a later CTA writes into memory freed by an earlier one would count as a race of the two.
+  if (!sanitizers::races()) release_memory();
+  current_ = nullptr;
+}
+
+/// Threads of these clusters of a stream's launch, ready to run.
+void Machine::begin(Stream& stream, const std::vector<unsigned>& clusters) {
+  stream.left = unsigned(clusters.size()) * launch_.cluster;
   for (unsigned number : clusters) {
     Cluster& cluster = clusters_.emplace_back();
+    cluster.stream = &stream;
+    cluster.arguments = arguments_ + (stream.rank * launch_.calls + stream.call) * launch_.argument_bytes;
     cluster.ctas.resize(launch_.cluster);
     for (unsigned rank = 0; rank < launch_.cluster; ++rank) {
       Cta& cta = cluster.ctas[rank];
@@ -429,8 +490,9 @@ void Machine::run_together(const std::vector<unsigned>& clusters) {
       cta.warps.resize((launch_.block + WARP - 1) / WARP);
       shared_memory(cta, nullptr, launch_.shared_bytes);
       for (unsigned index = 0; index < launch_.block; ++index) {
-        if (alive_ == pool_.size()) pool_.push_back(std::make_unique<Thread>());
-        Thread& thread = *pool_[alive_++];
+        if (used_ == pool_.size()) pool_.push_back(std::make_unique<Thread>());
+        Thread& thread = *pool_[used_++];
+        ++alive_;
         thread.cta = &cta;
         thread.warp = &cta.warps[index / WARP];
         thread.index = index;
@@ -445,26 +507,6 @@ void Machine::run_together(const std::vector<unsigned>& clusters) {
       }
     }
   }
-  sanitizers::release(begin_clock_);
-  do {
-    current_ = take();
-    if (current_) outer_.switch_to(current_->fiber);
-  } while (!failed_ && alive_ && (!ready_.empty() || unblock_someone()));
-  if (alive_ && !failed_) {
-    failed_ = true;
-    error_ = "deadlock: no thread can go on" + waiting();
-    if (!launch_.cooperative && !spinning_.empty() && launch_.grid > launch_.cluster) {
-      error_ += "\n  the launch is not cooperative: other CTAs begin only when these have ended";
-    }
-  }
-  for (Cluster& cluster : clusters_) {
-    for (Cta& cta : cluster.ctas) {
-      for (Shared& shared : cta.shared) memory_.push_back(shared.begin);
-    }
-  }
-  // What a later CTA writes into memory freed by an earlier one would count as a race of the two.
-  if (!sanitizers::races()) release_memory();
-  current_ = nullptr;
 }
 
 unsigned* Machine::grid_word(Site site) {
@@ -481,6 +523,8 @@ void Machine::release_memory() {
 void Machine::thread_main() {
   Fiber::begin(machine.outer_);
   sanitizers::acquire(machine.begin_clock_);
+  Stream& stream = *machine.me().cta->cluster->stream;
+  if (stream.call) sanitizers::acquire(stream.clock);  // of the launches before
   {
     const Quiet quiet;
     Cta& cta = *machine.me().cta;
@@ -489,7 +533,7 @@ void Machine::thread_main() {
       for (Shared& shared : cta.shared) sanitizers::unpoison(shared.begin, shared.bytes);
     }
   }
-  machine.kernel_(machine.arguments_);
+  machine.kernel_(machine.me().cta->cluster->arguments);
   machine.end_thread();
 }
 
@@ -525,8 +569,13 @@ void Machine::end_thread() {
       }
     }
     cta.cluster->ended.push_back(thread.index);
-    if (cta.over()) end_cta(cta);
+    Stream& stream = *cta.cluster->stream;
+    sanitizers::release(stream.clock);
     sanitizers::release(end_clock_);
+    if (cta.over()) {
+      end_cta(cta);
+      if (--stream.left == 0 && ++stream.call < launch_.calls) begin(stream, order_);
+    }
     current_ = take();
   }
   thread.fiber.switch_to(current_ ? current_->fiber : outer_, true);

@@ -32,9 +32,10 @@ struct GfBuffer {
   u64 bytes, before;
 };
 
-/// The pointer at `argument` becomes the address of `buffer` plus `offset`.
+/// The pointer `at` bytes into a buffer, or into the arguments if that is number `buffers`, becomes the address of
+/// `buffer` plus `offset`.
 struct GfRelocation {
-  u64 argument, buffer, offset;
+  u64 within, at, buffer, offset;
 };
 
 template <class T>
@@ -78,7 +79,7 @@ int main(int, char** names) {
     auto filled = arguments;
     for (const GfRelocation& r : relocations) {
       const unsigned char* const address = memory[r.buffer] + r.offset;
-      std::memcpy(filled.data() + r.argument, &address, sizeof address);
+      std::memcpy((r.within == buffers.size() ? filled.data() : memory[r.within]) + r.at, &address, sizeof address);
     }
     GfLaunch launch = problem.launch;
     launch.schedule = schedule;

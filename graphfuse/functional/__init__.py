@@ -6,6 +6,7 @@ torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
 
 from graphfuse.functional import sharding
 from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm
+from graphfuse.functional.all_reduce import all_reduce_add_rmsnorm
 from graphfuse.functional.explained import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
@@ -36,6 +37,7 @@ __all__ = [
     "adalayernorm",
     "add_adalayernorm",
     "add_rmsnorm_fp4quant",
+    "all_reduce_add_rmsnorm",
     "cross_entropy",
     "cross_entropy_backward",
     "explain",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.ops.collectives import MOST_RANKS
 
 _SWITCH = (False, True)
 _ASKS = "needs_"
@@ -11,6 +12,7 @@ _ASKS = "needs_"
 VALUES: Mapping[str, tuple[object, ...]] = {
     "enable_pdl": (None, True, False),
     "block_size": (16, 32),
+    "rank": tuple(range(MOST_RANKS)),
     "group_size": (None, 128),
     "scale_format": (None, "e4m3", "ue8m0"),
     "output_both_sf_layouts": (False, True),
@@ -26,7 +28,9 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 """Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
 
 SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "group_size": "int?", "scale_format": "str?", "is_neox": "bool"}
-SCHEMA |= {"is_sf_swizzled_layout": "bool"} | {name: kinds[0].__name__ for name, kinds in NUMBERS.items()}
+SCHEMA |= {"is_sf_swizzled_layout": "bool", "rank": "int"} | {
+    name: kinds[0].__name__ for name, kinds in NUMBERS.items()
+}
 
 UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
 """Those that operators do without."""

@@ -869,6 +869,20 @@ class OpMethods:
     ) -> Tensor:
         """The elements of a, then those of b along axis. A negative axis counts from the last."""
 
+    def all_reduce(
+        self,
+        input: Tensor | float,
+        peers: Tensor | float,
+        rank: int = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The sum of input over the ranks of one host, added up in the order of ranks. Each rank calls it, with an
+        input in memory that all of them can read, equally far into it. peers, INT64, lies in such memory, too. It
+        has the signals of the caller's rank, 512 bytes that are zero before the first call; then the address at
+        which the memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls
+        with one peers are on one stream. What follows on it may overwrite input."""
+
     def bias(
         self,
         input: Tensor | float,

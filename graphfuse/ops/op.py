@@ -71,6 +71,7 @@ class Op:
     # an expansion it is that, computed in torch.
     reference: Callable[..., Mapping[str, object]] | None = None
     expansion: Expansion | None = None
+    elsewhere: str = ""  # why torch cannot compute it of one process's tensors, of an op that has neither
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None  # of a pointwise op: a C++ expression of float with slots {port} and {attribute}
     cost: Cost | None = None  # what that takes

@@ -16,6 +16,7 @@ from graphfuse.ops import (
     attention,
     by_torch,
     channels,
+    collectives,
     convolutions,
     dequantization,
     dropout,
@@ -100,13 +101,14 @@ _TABLES = (
     channels.TABLE,
     moves.TABLE,
     rotary.TABLE,
+    collectives.TABLE,
 )
 
 
 def _with_reference(op: Op) -> Op:
     """The op; one with an expansion computes that."""
-    if (op.expansion is None) == (op.reference is None):
-        raise MalformedError(f"op {op.name!r} must have either a reference or an expansion in the op table")
+    if (op.expansion is not None) + (op.reference is not None) + bool(op.elsewhere) != 1:
+        raise MalformedError(f"op {op.name!r} must have one of reference, expansion and elsewhere in the op table")
     if op.expansion is None:
         return op
     return replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a))

@@ -27,7 +27,7 @@ from graphfuse.rows.steps import (
     Scalar,
     Step,
 )
-from graphfuse.rows.views import View
+from graphfuse.rows.views import OfRank, RankGroup, View
 
 SWAP, DIVISOR, QUOTIENT, RANDOM = "swap_pairs", "divisor", "quotient", "random_uniform"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
@@ -162,6 +162,11 @@ class RowProgram:
         """The pairs of columns of steps and of inputs."""
         of_inputs = (view.unit.pairs for view in self.inputs if view.unit.pairs is not None)
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
+
+    @cached_property
+    def group(self) -> RankGroup | None:
+        """The ranks whose memory is read."""
+        return next((view.place.group for view in self.inputs if isinstance(view.place, OfRank)), None)
 
     @property
     def all_views(self) -> tuple[View, ...]:

@@ -1,8 +1,9 @@
 """Views: tensors read or written as rows x columns, and the places where their rows lie.
 
-A place serves reads and stores alike. Its kinds are `Place` itself, `Within` and `Indexed`. Code generation, legality
-and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So a new
-kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the program's.
+A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation,
+legality and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So
+a new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the
+program's.
 
 Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
 `a` has the parameters, `row` the addresses of a row.
@@ -208,6 +209,30 @@ class Indexed(Place):
         number = f"row.n{self.index}"
         there = f"gf::u64({number}) < gf::u64(a.{name}_count)" + f" && row.{name} != nullptr" * self.of.partial
         return f"row.{name} = {there} ? gf::offset(row.{name}, {number} * a.{name}_row) : nullptr;"
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks of one host. table: the tensor of addresses (``all_reduce``). rank: of this process. size: how many."""
+
+    table: TensorId
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class OfRank(Place):
+    """All rows, in the memory of a rank. The tensor is that of this process, and lies equally far into its memory."""
+
+    group: RankGroup
+    rank: int
+    kind: ClassVar[str] = "are added up over ranks"
+
+    def like(self, other: Place) -> bool:
+        return False  # while one thread has read an element, those of other ranks may still read it
+
+    def address(self, name: str) -> str:
+        return f"gf::offset(row.{name}, row.rank{self.rank})"
 
 
 ROWS = Place()

@@ -128,6 +128,34 @@ def setting(where: str, name: str) -> tuple[Callable[[], tuple], Callable[..., o
     return lambda: (getattr(module, name),), lambda value: setattr(module, name, value)
 
 
+def symmetric(t: object, group: object) -> object | None:
+    """The symmetric memory that a tensor on a CUDA device lies in, as the group's ranks see it: `buffer_ptrs`, `rank`,
+    `world_size`, `barrier`. None if it lies elsewhere, or torch has none. The first call for some memory is collective.
+    """
+    module = _symmetric_memory()
+    is_one = getattr(module, "is_symm_mem_tensor", None)  # without it, torch warns of other tensors
+    return None if module is None or is_one is not None and not is_one(t) else module.rendezvous(t, group)
+
+
+def symmetric_zeros(count: int, dtype: object, device: object) -> object:
+    """Zeros in symmetric memory, of a torch that has it. count: how many."""
+    return _symmetric_memory().empty(count, dtype=dtype, device=device).zero_()
+
+
+@functools.cache
+def _symmetric_memory() -> object | None:
+    with suppress(ImportError):
+        found = importlib.import_module("torch.distributed._symmetric_memory")
+        if hasattr(found, "rendezvous") and hasattr(found, "empty"):
+            return found
+    return None
+
+
+def weak_storage(t: object) -> object:
+    """A weak reference to a tensor's storage, with `cdata`, that no other storage has while it lives, and `expired`."""
+    return importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(t.untyped_storage())
+
+
 def tracing() -> Callable[[], bool]:
     """Returns what tells whether ``torch.jit.trace`` is at work in this thread."""
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing

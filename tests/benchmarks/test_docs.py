@@ -81,6 +81,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         record.write(folder, kind, content["environment"], make())
     other = content["environment"] | {"device": "NVIDIA H100 80GB HBM3"}
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
+    made = bench_record.all_reduce() | {"environment": other}
+    record.write(folder, "all-reduce", other, made)
     for kind in ("models", "followers"):
         record.write(folder, f"{kind}-part", other, programs[kind]() | {"environment": other})
     for bench in profile.CASES:
@@ -141,6 +143,9 @@ def test_places_of_other_records_render(rendered):
     text = rendered["ranking.md"]
     assert "| rmsnorm 512x4096 | 4.0 (1.00) | 5.0 (1.25) | - |" in text
     assert "| matmul 512x64x64 | - | 20.0 (1.00) | - |" in text
+    text = rendered["all-reduce.md"]
+    assert "| 6 x 6144 | 5.00 | 2.00 | 9.00 |" in text
+    assert "| times as fast as the best peer, at worst | ≥ 1 | 1.800 | met |" in text
     text = rendered["wan-block.md"]
     assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
     assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text

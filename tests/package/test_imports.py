@@ -56,6 +56,7 @@ SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", 
 
 LATE = (
     "runtime.cuda_core",
+    "benchmarks.programs.all_reduce",
     "benchmarks.programs.model_blocks",
     "benchmarks.programs.model_decoder",
     "benchmarks.programs.follower_functions",

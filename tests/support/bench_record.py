@@ -1,7 +1,15 @@
 """A record as a run on a GPU would leave it, with invented times."""
 
 from graphfuse.benchmarks.benches import BENCHES
-from graphfuse.benchmarks.programs import cudnn_calls, host_record, in_a_model, llama, torch_products, wan_block
+from graphfuse.benchmarks.programs import (
+    all_reduce_record,
+    cudnn_calls,
+    host_record,
+    in_a_model,
+    llama,
+    torch_products,
+    wan_block,
+)
 from graphfuse.benchmarks.programs.follower_cases import CASES as FOLLOWER_CASES
 from graphfuse.benchmarks.programs.model_cases import CASES
 from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
@@ -185,6 +193,15 @@ def wan_block_model() -> dict:
         {"name": "x".join(map(str, shape)), "plan": "a", "first_plan": "b", "us": us} for shape in wan_block.SHAPES
     ]
     return {"environment": environment(), "versions": {"torch": "2.11.0"}, "cases": cases}
+
+
+def all_reduce() -> dict:
+    """A record of programs.all_reduce."""
+    names = (all_reduce_record.OURS, all_reduce_record.NORM, "NCCL")
+    us = dict(zip(names, (5.0, 2.0, 9.0), strict=True))
+    times = [{"rows": rows, "hidden": hidden, "us": us} for rows, hidden in all_reduce_record.LIMITS]
+    replays = [{"wrong": 0, "same bits on all ranks": True, "type": "torch.bfloat16"}]
+    return {"environment": environment(), "ranks": 2, "times": times, "replays": replays}
 
 
 def ranking() -> dict:

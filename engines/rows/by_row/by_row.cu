@@ -12,6 +12,7 @@
 #include "graphfuse/divide.cuh"
 #include "graphfuse/math.cuh"
 #include "graphfuse/platform.cuh"
+#include "graphfuse/ranks.cuh"
 #include "graphfuse/reduce.cuh"
 #include "graphfuse/rows.cuh"
 #include "graphfuse/simt.cuh"
@@ -236,6 +237,8 @@ GF_DEVICE void problem::start(const Arguments& a) {
   // Before the first memory access: the kernel before may write epsilon and weight, too.
   gf::wait_for_previous_kernel();
   locate(row, a, index);
+  auto ranks = ranks_of(a);
+  ranks.begin();
   GF_SHARED(RowSum::Shared, shared, gf::at_least_one(SUM_PLACES));
   if constexpr (SUM_TURNS > 0) {
     RowSum::begin(shared, SUM_PLACES);
@@ -251,6 +254,9 @@ GF_DEVICE void problem::start(const Arguments& a) {
   if constexpr (COLUMNS_FIRST) {
     later.read_all_columns(row);
   }
+  // Before anything is written, for which telling the peers would wait.
+  constexpr bool READ_NOW = PASSES == 1 && RANKS_READ == 0;
+  bool ends = READ_NOW && ranks.read();
   // CTAs that trigger a dependent launch start at half the rate. It is enough that the last ones do: the next kernel
   // may begin once every CTA has triggered or ended.
   if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
@@ -275,4 +281,10 @@ GF_DEVICE void problem::start(const Arguments& a) {
   run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
   run_later<1>(row, later, held, operands, per_row, largest, parts, shared, writes_rows);
   raise_amaxes(row, largest);
+  if constexpr (!READ_NOW) {
+    ends = ranks.read();
+  }
+  if (ends) {
+    ranks.end();
+  }
 }

@@ -34,6 +34,7 @@ _LAUNCH = 10  # to begin and to end
 _AHEAD, _MORE_AWAITED = 0.78, 0.45  # factor where all is read ahead; share that each input beyond the first adds
 _ROUND, _ROW_WARP = 2.4, 0.06  # for each doubling of the threads that reduce a row, and for each warp of a CTA's part
 _CTA_WARP = 0.8  # to start each warp of a CTA
+_MEETING = 6  # for each doubling of a row's threads, where CTAs meet those of other ranks (measured on two H100s)
 _CLUSTER, _CLUSTER_DOUBLED = 9, 1  # of a cluster that reduces a row, and for each doubling of its CTAs
 
 
@@ -96,7 +97,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
         ctas = threads / knobs.threads
         busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
         idle = _LAUNCH + elements * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
-        idle += _ROUND * math.log2(threads)
+        idle += (_ROUND + (_MEETING if program.group else 0)) * math.log2(threads)
         idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)
         idle += _CTA_WARP * knobs.threads / WARP
         if knobs.cluster > 1:

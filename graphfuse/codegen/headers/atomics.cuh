@@ -74,11 +74,56 @@ GF_DEVICE u32 atomic_add_release(u32* address, u32 value GF_SITE) {
 #endif
 }
 
+/// atomic_add_release that also acquires: what others wrote, or had seen, before they added is visible after it.
+GF_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+  return before;
+#else
+  host::check_atomic(address, 4, true, site);
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+#endif
+}
+
 /// A load with acquire: what was written before the release of the value is visible after it.
 GF_DEVICE u32 load_acquire(const u32* address GF_SITE) {
 #ifdef __CUDACC__
   u32 value;
   asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+#else
+  host::check_atomic(address, 4, false, site);
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
+}
+
+// Between GPUs and hosts, where other functions order threads of one GPU.
+
+GF_DEVICE void store_release_system(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  host::check_atomic(address, 4, true, site);
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+/// Orders nothing of this kernel: it announces what kernels wrote that ended before. On a CPU they end without making
+/// that visible, so it releases.
+GF_DEVICE void store_relaxed_system(u32* address, u32 value GF_SITE) {
+#ifdef __CUDACC__
+  asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  host::check_atomic(address, 4, true, site);
+  __atomic_store_n(address, value, __ATOMIC_SEQ_CST);
+#endif
+}
+
+GF_DEVICE u32 load_acquire_system(const u32* address GF_SITE) {
+#ifdef __CUDACC__
+  u32 value;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 #else
   host::check_atomic(address, 4, false, site);

@@ -1,0 +1,233 @@
+"""The sum over ranks, residual sum and RMSNorm in one kernel, beside NCCL and torch's symmetric memory.
+
+    torchrun --nproc-per-node 2 -m graphfuse.benchmarks.programs.all_reduce [--record FOLDER] [--quick]
+
+A process for each GPU of one host. First results: against float64, the same bits on all ranks and, replayed in CUDA
+graphs in any order, the same bits each time. Then microseconds of a call in a captured graph of many, the largest of
+all ranks, in rounds that take all in turns. Peers add up over ranks and then call our residual sum and RMSNorm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import faulthandler
+import functools
+import json
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, REPLAYS, TARGETS, table
+from graphfuse.functional import all_reduce_add_rmsnorm, fused_add_rmsnorm, fused_add_rmsnorm_quant
+
+ROWS, HIDDEN = (1, 6, 32, 64, 128, 138), (4096, 6144, 8192)
+LARGEST = 4096 * 8192
+OFFSET = 128
+"""Elements of the symmetric memory before the input: not where the memory begins."""
+EPS = 1e-6
+TOLERANCE = 2.0**-7
+CALLS, ROUNDS = 20, 9
+SECONDS = 95
+"""After which a run that hangs says where, and ends."""
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", type=Path, help="folder that gets the record")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, replays and rounds")
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    distributed.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
+    rank = distributed.get_node_local_rank()
+    torch.cuda.set_device(rank)
+    from torch.distributed import _symmetric_memory
+
+    memory = _symmetric_memory.empty(OFFSET + LARGEST, dtype=BF16, device=f"cuda:{rank}")
+    _symmetric_memory.rendezvous(memory, distributed.group.WORLD)
+    made = {"results": [], "replays": [], "times": []}
+    shapes = [(rows, hidden) for rows in ROWS for hidden in HIDDEN]
+    for rows, hidden in shapes[:: 5 if options.quick else 1]:
+        made["results"].append(results(memory, rows, hidden))
+        said(made["results"][-1])
+    for rows, hidden, out in ((6, 6144, BF16), (138, 6144, FP8)):
+        made["replays"].append(replays(memory, rows, hidden, out, REPLAYS // (10 if options.quick else 1)))
+        said(made["replays"][-1])
+    for rows, hidden in LIMITS:
+        made["times"].append(times(memory, rows, hidden, 3 if options.quick else ROUNDS))
+        said(made["times"][-1])
+    if distributed.get_rank() == 0:
+        made = {"ranks": distributed.get_world_size()} | made
+        for each in (table(made), tables.judged(TARGETS, made)):
+            print(tables.markdown(each))
+        if options.record is not None:
+            print(record.write(options.record, "all-reduce", record.environment(record.CHECKOUT), made))
+    distributed.destroy_process_group()
+
+
+def said(found: Mapping[str, object]) -> None:
+    """Prints a part of the record, on one rank."""
+    if distributed.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+def given(memory: torch.Tensor, rows: int, hidden: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Input in symmetric memory, other on each rank; residual and weight, the same on all."""
+    device = memory.device
+    own = torch.Generator(device).manual_seed(1000 * seed + distributed.get_rank() + 1)
+    shared = torch.Generator(device).manual_seed(1000 * seed)
+    x = memory[OFFSET : OFFSET + rows * hidden].view(rows, hidden)
+    x.copy_(torch.randn(rows, hidden, generator=own, device=device))
+    residual = torch.randn(rows, hidden, generator=shared, device=device).to(BF16)
+    return x, residual, torch.randn(hidden, generator=shared, device=device).to(BF16)
+
+
+def of_all(t: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor as each rank has it."""
+    t = t.contiguous()
+    found = [torch.empty_like(t) for _ in range(distributed.get_world_size())]
+    distributed.all_gather([f.view(torch.uint8) for f in found], t.view(torch.uint8))
+    return found
+
+
+def alike(t: torch.Tensor) -> bool:
+    """True if all ranks have the same bits."""
+    first, *others = (found.view(torch.uint8) for found in of_all(t))
+    return all(torch.equal(first, other) for other in others)
+
+
+def results(memory: torch.Tensor, rows: int, hidden: int) -> dict[str, object]:
+    """Whether a call is right: the residual bit by bit, out against float64."""
+    x, residual, weight = given(memory, rows, hidden, seed=rows + hidden)
+    inputs, before = of_all(x), residual.clone()
+    out = all_reduce_add_rmsnorm(x, residual, weight, EPS)
+    total = functools.reduce(torch.add, (one.float() for one in inputs)) + before.float()
+    exact = functools.reduce(torch.add, (one.double() for one in inputs)) + before.double()
+    norm = exact / torch.sqrt(exact.square().mean(-1, keepdim=True) + EPS) * weight.double()
+    error = ((out.double() - norm).abs() / (norm.abs() + 0.01)).max().item()
+    scaled, scale = torch.empty(rows, hidden, dtype=FP8, device=x.device), torch.full((1,), 0.25, device=x.device)
+    residual.copy_(before)
+    all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale)
+    quantized = ((scaled.double() - norm * 4).abs() / (norm.abs() * 4 + 0.1)).max().item()
+    same = alike(out) and alike(residual) and alike(scaled)
+    right = same and torch.equal(residual, total.to(BF16)) and error < TOLERANCE and quantized < 0.08
+    found = {"rows": rows, "hidden": hidden, "right": right, "same bits on all ranks": same}
+    return found | {"error": round(error, 6), "error of FP8": round(quantized, 6)}
+
+
+def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of what a function does."""
+    call()
+    torch.cuda.synchronize()
+    distributed.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    torch.cuda.synchronize()
+    distributed.barrier()
+    return graph
+
+
+def replays(memory: torch.Tensor, rows: int, hidden: int, dtype: torch.dtype, count: int) -> dict[str, object]:
+    """Two graphs with inputs of their own, which the graph writes before its call: replayed in any order, the bits of
+    the first replay every time."""
+    x, residual, weight = given(memory, rows, hidden)
+    out = torch.empty(rows, hidden, dtype=dtype, device=x.device)
+    before, graphs, kept, wrong = residual.clone(), [], [], torch.zeros((), dtype=torch.int64, device=x.device)
+    scale = None if dtype is BF16 else torch.full((1,), 0.25, device=x.device)
+    for seed in (1, 2):
+        given(memory, rows, hidden, seed)
+        content = x.clone()
+
+        def call(content: torch.Tensor = content) -> None:
+            x.copy_(content)
+            residual.copy_(before)
+            all_reduce_add_rmsnorm(x, residual, weight, EPS, out=out, scale=scale)
+
+        call()
+        wanted = out.clone(), residual.clone()
+
+        def checked(call: Callable[[], None] = call, wanted: tuple[torch.Tensor, ...] = wanted) -> None:
+            call()
+            for t, right in zip((out, residual), wanted, strict=True):
+                wrong.add_((t.view(torch.uint8) != right.view(torch.uint8)).any())
+
+        kept += [content, *wanted]  # graphs have their addresses alone
+        graphs.append(captured(checked))
+    chance = random.Random(0)
+    for _ in range(count):
+        graphs[chance.random() < 0.5].replay()
+    torch.cuda.synchronize()
+    found = {"rows": rows, "hidden": hidden, "type": str(dtype), "replays": count}
+    return found | {"wrong": int(wrong.item()), "same bits on all ranks": alike(out) and alike(residual)}
+
+
+def times(memory: torch.Tensor, rows: int, hidden: int, rounds: int) -> dict[str, object]:
+    """Microseconds of ours and of peers: medians, of the slowest rank in each round."""
+    x, residual, weight = given(memory, rows, hidden)
+    x.zero_()  # what is added up in place stays finite
+    name = distributed.group.WORLD.group_name
+    out, scaled = torch.empty_like(residual), torch.empty(rows, hidden, dtype=FP8, device=x.device)
+    scale, ops, local = torch.full((1,), 0.25, device=x.device), torch.ops.symm_mem, torch.zeros_like(residual)
+
+    def nccl() -> None:
+        distributed.all_reduce(local)
+        fused_add_rmsnorm(local, residual, weight, EPS, out=out)
+
+    def nccl_fp8() -> None:
+        distributed.all_reduce(local)
+        fused_add_rmsnorm_quant(scaled, local, residual, weight, scale, EPS)
+
+    def one_shot() -> None:
+        fused_add_rmsnorm(ops.one_shot_all_reduce(x, "sum", name), residual, weight, EPS, out=out)
+
+    def two_shot() -> None:
+        ops.two_shot_all_reduce_(x, "sum", name)
+        fused_add_rmsnorm(x, residual, weight, EPS, out=out)
+
+    calls = {
+        OURS: lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=out),
+        f"{OURS}, FP8": lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale),
+        NORM: lambda: fused_add_rmsnorm(local, residual, weight, EPS, out=out),
+        "NCCL": nccl,
+        "NCCL, FP8": nccl_fp8,
+        "torch one-shot": one_shot,
+        "torch two-shot": two_shot,
+    }
+    if rows * hidden > 1 << 21:
+        del calls["torch one-shot"]
+    count = CALLS if rows * hidden <= 1 << 21 else 4
+    samplers = {}
+    for peer, call in calls.items():
+        graph = captured(lambda call=call: [call() for _ in range(count)])
+        samplers[peer] = functools.partial(sample, graph, count)
+    found = turns.take(samplers, rounds)
+    medians = {peer: round(statistics.median(samples), 2) for peer, samples in found.items()}
+    quickest = {peer: round(min(samples), 2) for peer, samples in found.items()}
+    return {"rows": rows, "hidden": hidden, "us": medians, "least us": quickest}
+
+
+def sample(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Microseconds of a call, on the slowest rank."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    distributed.barrier()
+    graph.replay()
+    begin.record()
+    for _ in range(5):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    slowest = torch.tensor(begin.elapsed_time(end) * 1000 / (5 * calls), device="cuda")
+    distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
+    return slowest.item()
+
+
+if __name__ == "__main__":
+    main()

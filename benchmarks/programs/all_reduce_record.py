@@ -1,0 +1,59 @@
+"""What a record of `all_reduce` has, as tables, and what it is to reach."""
+
+from __future__ import annotations
+
+from graphfuse.benchmarks.tables import Table
+from graphfuse.benchmarks.target import Target
+
+OURS, NORM = "graphfuse", "norm alone"
+LIMITS = {
+    (6, 6144): 6.5,
+    (138, 6144): 11.5,
+    (32, 8192): 8.5,
+    (64, 8192): 10.0,
+    (128, 8192): 14.0,
+    (4096, 8192): None,
+}
+"""Rows and columns that are timed, with the most microseconds that they may take; None where peers are the measure."""
+REPLAYS = 1000
+
+
+def _name(rows: int, hidden: int) -> str:
+    return f"{rows} x {hidden}"
+
+
+def _within(size: tuple[int, int], limit: float) -> Target:
+    def figure(record: dict):
+        found = [one["us"][OURS] for one in record["times"] if (one["rows"], one["hidden"]) == size]
+        return (found[0], _name(*size)) if found else None
+
+    return Target(f"{_name(*size)}: microseconds", limit, False, figure)
+
+
+def _against_best(record: dict) -> tuple[float, str] | None:
+    found = []
+    for one in record["times"]:
+        best = min(us for peer, us in one["us"].items() if not peer.startswith((OURS, NORM)))
+        found.append((best / one["us"][OURS], _name(one["rows"], one["hidden"])))
+    return min(found, default=None)
+
+
+def _wrong(record: dict) -> tuple[float, str] | None:
+    found = [(one["wrong"] + (not one["same bits on all ranks"]), one["type"]) for one in record["replays"]]
+    return max(found, default=None)
+
+
+TARGETS = (
+    *(_within(size, limit) for size, limit in LIMITS.items() if limit),
+    Target("times as fast as the best peer, at worst", 1.0, True, _against_best),
+    Target("results that differ between ranks or replays", 0, False, _wrong),
+)
+
+
+def table(record: dict) -> Table:
+    names = tuple(record["times"][0]["us"])
+    rows = [
+        (_name(one["rows"], one["hidden"]), *(f"{one['us'][n]:.2f}" if n in one["us"] else "-" for n in names))
+        for one in record["times"]
+    ]
+    return Table(f"microseconds of {record['ranks']} GPUs, the slowest of them", ("", *names), rows)

@@ -1,0 +1,54 @@
+"""Ops over the ranks of one host, whose memory each of them can read."""
+
+from collections.abc import Mapping
+
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NoRule
+
+MOST_RANKS = 8
+"""Ranks of one host; kernels have a word for each in their signals."""
+_SIGNALS = 64
+"""Numbers of 8 bytes that hold a rank's signals."""
+
+
+def peers_length(ranks: int) -> int:
+    """Elements of the tensor by which a rank finds its peers: its signals, and two addresses for each rank."""
+    return _SIGNALS + 2 * ranks
+
+
+def ranks_of(length: int) -> int:
+    """Ranks for which a tensor has so many elements."""
+    return (length - _SIGNALS) // 2
+
+
+def _all_reduced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    (*leading, length), rank = (1, *shapes["peers"]), attributes["rank"]
+    ranks = ranks_of(length)
+    if any(extent != 1 for extent in leading) or not 1 <= ranks <= MOST_RANKS or length != peers_length(ranks):
+        raise GraphValidationError(
+            f"peers must be {peers_length(0)} + 2 x ranks numbers, of up to {MOST_RANKS} ranks, got shape "
+            f"{list(shapes['peers'])}"
+        )
+    if not 0 <= rank < ranks:
+        raise GraphValidationError(f"rank must be 0 to {ranks - 1}, as peers has {ranks} ranks, got {rank}")
+    return {"output": shapes["input"]}
+
+
+TABLE = (
+    Op(
+        "all_reduce",
+        "The sum of input over the ranks of one host, added up in the order of ranks. Each rank calls it, with an\n"
+        "input in memory that all of them can read, equally far into it. peers, INT64, lies in such memory, too. It\n"
+        "has the signals of the caller's rank, 512 bytes that are zero before the first call; then the address at\n"
+        "which the memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls\n"
+        "with one peers are on one stream. What follows on it may overwrite input.",
+        inputs=(Port("input"), Port("peers", numbers=True)),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_all_reduced,
+        attributes=(Attribute("rank", (int,), required=True),),
+        elsewhere="reads the memory of other ranks, which kernels of rows do",
+        vjp=NoRule("the gradient of a sum over ranks is one, too, of memory that the backward graph does not have"),
+        recomputed=False,
+    ),
+)
