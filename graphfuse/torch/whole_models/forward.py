@@ -99,7 +99,7 @@ def together(of: FusedCalls) -> Callable[..., object]:
     def call_together(*given):
         modules, full = given[:count], given[count:]
         for module in modules:
-            if not (_called_plainly(module) and _runs_its_class(module)):
+            if not (_called_plainly(module) and runs_its_class(module)):
                 break
         else:
             made = result(*given)
@@ -110,6 +110,6 @@ def together(of: FusedCalls) -> Callable[..., object]:
     return call_together
 
 
-def _runs_its_class(module: torch.nn.Module) -> bool:
+def runs_its_class(module: torch.nn.Module) -> bool:
     """True if its forward computes what its class's does."""
     return is_free(module) or is_set_on(module)

@@ -11,6 +11,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.whole_models import forward, layer
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
@@ -43,6 +44,10 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if entry is not None:
             entries.append(entry)
     for name, module in model.named_modules():
+        known = autoencoders.replaced(name, module)
+        if known is not None:
+            entries.append(known)
+            continue
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:
             entries += _sums(name, module, own)
@@ -82,6 +87,7 @@ def _check(model: object) -> None:
 def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     found = [(name, module) for name, module in model.named_modules() if forward.is_set_on(module)]
     for _, module in found:
+        autoencoders.put_back(module)
         forward.remove_from(module)
     return tuple(name for name, _ in found)
 
