@@ -9,9 +9,9 @@ from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.whole_models import forward, layer
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
