@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.autoencoders import known
-from graphfuse.torch.whole_models.forward import runs_its_class
+from graphfuse.torch.fusion.set_forward import runs_its_class
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
@@ -21,7 +21,7 @@ Fault = str
 
 
 def of_module(module: torch.nn.Module, role: str) -> Fault:
-    """What a forward in the place of the module's own would compute otherwise."""
+    """The first thing that a forward in the place of the module's own would compute otherwise."""
     check = _CHECKS.get(role)
     if check is None:
         return "its class is not known"
@@ -31,7 +31,7 @@ def of_module(module: torch.nn.Module, role: str) -> Fault:
 
 
 def of_call(module: torch.nn.Module, role: str, x: object) -> Fault:
-    """The same for a call with `x`."""
+    """Fault of a call with `x`, that of its module among them."""
     if not isinstance(x, torch.Tensor) or not torch_private.is_plain(x) or x.dim() != 5 or not x.numel():
         return "its input is no plain tensor of frames"
     if x.dtype not in TYPES or x.device.type not in ("cuda", "cpu"):

@@ -38,8 +38,8 @@ def rows(t: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def epsilon(norm: torch.nn.Module) -> float:
-    """What the mean of squares gets added in place of a least norm of 1e-12: without it rows of zeros are no numbers,
-    and no other row that a type of two bytes has gets another result."""
+    """The number that is added to the mean of squares in place of a least norm of 1e-12. Rows of zeros stay zeros, and
+    for rows of another norm than about 1e-12 it is the same."""
     return 1e-24 / norm.gamma.numel()
 
 
@@ -64,8 +64,8 @@ class Cache:
 
 
 @dataclass(eq=False)
-class Activation:
-    """A tensor in channels-last. What made it, a convolution, may have left its bias, and a residual sum, to whoever
+class Flowing:
+    """Activations: a tensor in channels-last. What made it, a convolution, may have left its bias, and a residual sum, to whoever
     reads it, which is then one kernel.
 
     tensor: changed in place by that. addend: of each channel.
@@ -105,7 +105,7 @@ def normed(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
 
 
 class Frames:
-    """What a causal convolution reads: frames that were kept, and behind them the new ones, which somebody writes.
+    """Input of a causal convolution: frames that were kept, and behind them the new ones, which somebody writes.
 
     new: to be written, [samples, channels, frames, height, width].
     """

@@ -53,7 +53,7 @@ _ROLES = {
 
 
 def role(module: torch.nn.Module) -> str:
-    """What a module's class is; "" for one that is not known."""
+    """Role of a module's class; "" for one that is not known."""
     forward = type(module).forward
     return _role(forward) if isinstance(forward, FunctionType) else ""
 

@@ -10,9 +10,9 @@ from types import FunctionType, MethodType
 import torch
 
 from graphfuse.torch.autoencoders import fault, known, wan
-from graphfuse.torch.autoencoders.frames import Activation, Cache, channels_last
+from graphfuse.torch.autoencoders.frames import Flowing, Cache, channels_last
+from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry
-from graphfuse.torch.whole_models import forward
 
 _TURNED = "_graphfuse_turned"
 _FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
@@ -36,13 +36,13 @@ def replaced(name: str, module: torch.nn.Module) -> Entry | None:
     role, cls = known.role(module), type(module)
     if role not in wan.FORWARDS:
         return None
-    if not forward.is_free(module):
+    if not set_forward.is_free(module):
         return Entry(name, cls.__name__, why="its forward is set on the module already, by something else")
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
     function = _forward(role, cls)
     function.__dict__[_TURNED] = tuple(_turned(module, role))
-    forward.set_on(module, function)
+    set_forward.set_on(module, function)
     return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in (known.ENCODER, known.DECODER) else "")
 
 
@@ -81,7 +81,7 @@ def _forward(role: str, cls: type) -> FunctionType:
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
         with torch.no_grad(), wan.measured_plans() if x.is_cuda else nullcontext():
             start = x if is_end else channels_last(x)  # the first convolution copies its input anyway
-            made = run(self, Activation(start), Cache(kept, position), **more).complete()
+            made = run(self, Flowing(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made
 
     frames.__wrapped__ = own  # whose arguments inspect.signature tells

@@ -10,6 +10,7 @@ from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
 from graphfuse.torch.autoencoders import replaced as autoencoders
+from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.whole_models import forward, layer
@@ -85,10 +86,10 @@ def _check(model: object) -> None:
 
 
 def _remove(model: torch.nn.Module) -> tuple[str, ...]:
-    found = [(name, module) for name, module in model.named_modules() if forward.is_set_on(module)]
+    found = [(name, module) for name, module in model.named_modules() if set_forward.is_set_on(module)]
     for _, module in found:
         autoencoders.put_back(module)
-        forward.remove_from(module)
+        set_forward.remove_from(module)
     return tuple(name for name, _ in found)
 
 
@@ -96,18 +97,18 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
     found, cls = forward.recognized(module), type(module)
     if found is None:
         return None
-    if isinstance(found, FusedCalls) and not forward.is_free(module):
+    if isinstance(found, FusedCalls) and not set_forward.is_free(module):
         found = Refused("its forward is set on the module already, by something else")
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
     norms[name] = found
-    forward.set_on(module, forward.forward_of(found, cls))
+    set_forward.set_on(module, forward.forward_of(found, cls))
     return Entry(name, cls.__name__, _REGION, found.first.program.operations)
 
 
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
-    if not forward.is_free(module):
+    if not set_forward.is_free(module):
         yield Entry(name, kind, why="its forward is set on the module already, by something else")
         return
     try:
@@ -117,7 +118,7 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
             yield Entry(name, kind, why=f"residual sums: {why}")
         return
     if found.function is not None:
-        forward.set_on(module, found.function)
+        set_forward.set_on(module, found.function)
     for unit in found.units:
         yield Entry(name, kind, _REGION, unit)
     for why in found.kept:
@@ -126,10 +127,10 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
 
 def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
     found, kind = eager_attention.recognized(module), type(module).__name__
-    if isinstance(found, eager_attention.Attended) and not forward.is_free(module):
+    if isinstance(found, eager_attention.Attended) and not set_forward.is_free(module):
         found = Refused("its forward is set on the module already")
     if isinstance(found, Refused):
         yield Entry(name, kind, why=found.reason)
     elif found is not None:
-        forward.set_on(module, found.function)
+        set_forward.set_on(module, found.function)
         yield Entry(name, kind, found.operator)
