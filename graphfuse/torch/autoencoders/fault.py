@@ -79,7 +79,7 @@ _LEAVES = {
 
 
 def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
-    """Of a causal convolution. frames: its stride. padding: what it adds around; what keeps extents unless told."""
+    """Fault of a causal convolution. frames: its stride. padding: what it adds around, by default what keeps extents."""
     if not isinstance(conv, torch.nn.Conv3d) or known.role(conv) != known.CONVOLUTION or not is_plain(conv):
         return "a convolution is of another class, or has hooks"
     t, h, w = kernel
@@ -163,7 +163,7 @@ def _ends(module: torch.nn.Module) -> Iterator[Fault]:
 
 
 def _parts(module: torch.nn.Module) -> Iterator[Fault]:
-    """Of modules that compute nothing themselves: others within them are looked at by themselves."""
+    """No faults: the module computes nothing itself, and others within it are looked at by themselves."""
     return iter(())
 
 

@@ -64,9 +64,9 @@ class Cache:
 
 
 @dataclass(eq=False)
-class Flowing:
-    """Activations: a tensor in channels-last. What made it, a convolution, may have left its bias, and a residual sum, to whoever
-    reads it, which is then one kernel.
+class PendingSum:
+    """Activations in channels-last. The convolution that made them may have left its bias, and a residual sum, to
+    whoever reads them, which is then one kernel.
 
     tensor: changed in place by that. addend: of each channel.
     """

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 import torch
 
 from graphfuse.torch.autoencoders import fault, known, wan
-from graphfuse.torch.autoencoders.frames import Flowing, Cache, channels_last
+from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry
 
@@ -81,7 +81,7 @@ def _forward(role: str, cls: type) -> FunctionType:
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
         with torch.no_grad(), wan.measured_plans() if x.is_cuda else nullcontext():
             start = x if is_end else channels_last(x)  # the first convolution copies its input anyway
-            made = run(self, Flowing(start), Cache(kept, position), **more).complete()
+            made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made
 
     frames.__wrapped__ = own  # whose arguments inspect.signature tells
