@@ -26,6 +26,7 @@ from graphfuse.benchmarks.programs import (
     profile,
     ranking,
     wan_block,
+    wan_vae,
 )
 from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
 from graphfuse.benchmarks.results import Results
@@ -147,6 +148,11 @@ def _wan_block(record: dict) -> str:
     return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
 
 
+def _wan_vae(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
+
+
 def _ranking(record: dict) -> str:
     return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
 
@@ -184,6 +190,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "llama": _llama,
     "cudnn-calls": _cudnn_calls,
     "wan-block": _wan_block,
+    "wan-vae": _wan_vae,
     "ranking": _ranking,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
     **dict.fromkeys(["models", "models-part"], _models),

@@ -1,10 +1,15 @@
 """The VAE of WAN as diffusers has it, at the published widths with random weights: decode and encode, by everybody.
 
-    python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--only CASE ...] [--ways WAY ...] [--rounds N]
-                                                    [--quick] [--top N]
+    python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--resume] [--only CASE ...] [--ways WAY ...]
+                                                    [--rounds N] [--quick] [--top N]
 
-diffusers must be installed, or in a folder that PYTHONPATH names. Times are of whole calls, from CUDA events, all ways
-in turns; the time by kind of kernel is the profiler's; memory is torch's peak over what is allocated before a call.
+Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel is
+the profiler's. Memory is torch's peak over what was allocated before the call. First calls of ours are measured in
+processes of their own, with no kernels kept and with those of the process before. `graphfuse bench wan-vae` is this
+program.
+
+The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
+measure some ways, and keep the others of the record that is there.
 """
 
 from __future__ import annotations
@@ -12,156 +17,82 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import re
+import importlib.util
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from graphfuse.base import settings
 from graphfuse.benchmarks import record, tables
-from graphfuse.benchmarks.target import Target
-
-if TYPE_CHECKING:
-    import torch
-
-EAGER, BY_HAND, COMPILED, COMPILED_MOST, OURS = (
-    "eager",
-    "eager, channels-last",
-    "torch.compile",
-    "torch.compile, channels-last, max-autotune",
-    "fuse",
+from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs.wan_vae_cases import (
+    CASES,
+    COMPILED,
+    EAGER,
+    OURS,
+    QUICK,
+    WAYS,
+    VideoCase,
+    called,
+    given,
+    model,
 )
-QUICK_WAYS = (EAGER, BY_HAND, OURS)
-KINDS = {
-    "layout": r"nchwToNhwc|nhwcToNchw|AddPadding|nchwAdd|transpose",
-    "attention": r"fmha|flash|attention|softmax",
-    "convolution": r"fprop|conv|implicit|xmma|cudnn",
-    "matrix product": r"gemm|nvjet|cublas|cutlass|splitK",
-    "graphfuse": r"^gf_|graphfuse|by_row|persistent_rows|rows",
-    "copies, padding": r"copy|Cat|[Mm]emcpy|[Mm]emset|pad|[Ff]ill|upsample",
-}
-"""Kinds of kernels by what their names have, the first that fits; others are elementwise."""
-OTHER = "elementwise"
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
+
+NAME = "wan-vae"
 DISTRIBUTIONS = ("torch", "triton", "diffusers")
+WARM = 2
+LONG = 1000.0
+"""Milliseconds of a call that is timed in half of the rounds."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is called: decode of latents, or encode of the frames that they stand for."""
-
-    call: str
-    frames: int
-    height: int = 60
-    width: int = 104
-
-    def __str__(self) -> str:
-        return f"{self.call}-{self.frames}x{self.height}x{self.width}"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        if self.call == "decode":
-            return (1, 16, self.frames, self.height, self.width)
-        return (1, 3, 4 * self.frames - 3, 8 * self.height, 8 * self.width)
+def _measured(content: dict, call: str, *ways: str) -> list[tuple[str, list[dict]]]:
+    """Names of the cases of a call that have all these ways, and their entries."""
+    return [
+        (case["name"], [case["ways"][way] for way in ways])
+        for case in content["cases"]
+        if case["name"].startswith(call) and all("ms" in case["ways"].get(way, {}) for way in ways)
+    ]
 
 
-CASES = (Case("decode", 3), Case("decode", 21), Case("encode", 3))
-QUICK = (CASES[0], CASES[2])
-
-
-def _times_as_fast(over: str, call: str, limit: float) -> Target:
+def _faster(over: str, call: str, limit: float) -> Target:
     def figure(content: dict):
-        found = [
-            (case["ways"][over]["ms"]["median"] / case["ways"][OURS]["ms"]["median"], case["name"])
-            for case in content["cases"]
-            if case["name"].startswith(call) and {over, OURS} <= {n for n, w in case["ways"].items() if "ms" in w}
-        ]
-        return min(found, default=None)
+        found = _measured(content, call, over, OURS)
+        return min(((a["ms"]["median"] / b["ms"]["median"], name) for name, (a, b) in found), default=None)
 
     return Target(f"{call}: times as fast as {over}, at worst", limit, True, figure)
 
 
+def _no_more(what: str, key: str, limit: float) -> Target:
+    def figure(content: dict):
+        found = _measured(content, "", EAGER, OURS)
+        return max(((b[key] / a[key], name) for name, (a, b) in found), default=None)
+
+    return Target(f"{what} over eager's, at worst", limit, False, figure)
+
+
+def _started(what: str, key: str, limit: float) -> Target:
+    def figure(content: dict):
+        return (content["start"][key], "") if "start" in content else None
+
+    return Target(f"first decode, {what}, seconds", limit, False, figure)
+
+
 TARGETS = (
-    _times_as_fast(EAGER, "decode", 2.1),
-    _times_as_fast(COMPILED, "decode", 2.1),
-    _times_as_fast(EAGER, "encode", 1.8),
+    _faster(EAGER, "decode", 2.1),
+    _faster(COMPILED, "decode", 2.1),
+    _faster(EAGER, "encode", 1.8),
+    _no_more("error against float32", "error", 1.05),
+    _no_more("peak memory", "peak_bytes", 1.0),
+    _started("no kernels kept", "cold_s", 10.0),
+    _started("kernels kept", "kept_s", 2.0),
 )
-
-
-def model(dtype: torch.dtype, device: str) -> torch.nn.Module:
-    import torch
-    from diffusers import AutoencoderKLWan
-
-    torch.manual_seed(7)
-    made = AutoencoderKLWan().eval()
-    with torch.no_grad():
-        for name, p in made.named_parameters():
-            if name.endswith("gamma"):
-                p.add_(torch.randn_like(p) * 0.1)
-    return made.to(device, dtype)
-
-
-def called(vae: torch.nn.Module, case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
-    if case.call == "decode":
-        return lambda x: vae.decode(x).sample
-    return lambda x: vae.encode(x).latent_dist.parameters
-
-
-def _by_hand(vae: torch.nn.Module) -> torch.nn.Module:
-    """A model whose convolutions have channels-last weights, as a user would set them."""
-    import torch
-
-    formats = {5: torch.channels_last_3d, 4: torch.channels_last}
-    for module in vae.modules():
-        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
-            module.weight.data = module.weight.data.contiguous(memory_format=formats[module.weight.dim()])
-    return vae
-
-
-def _compiled(vae: torch.nn.Module, **options: object) -> torch.nn.Module:
-    import torch
-
-    torch._dynamo.reset()
-    for part in (vae.encoder, vae.decoder):
-        part.compile(**options)
-    return vae
-
-
-def _fused(vae: torch.nn.Module) -> torch.nn.Module:
-    from graphfuse.torch import fuse
-
-    fuse(vae)
-    return vae
-
-
-WAYS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-    EAGER: lambda vae: vae,
-    BY_HAND: _by_hand,
-    COMPILED: _compiled,
-    COMPILED_MOST: lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"),
-    OURS: _fused,
-}
-
-
-def kind(name: str) -> str:
-    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), OTHER)
-
-
-def by_kernel(call: Callable[[], object]) -> dict[str, tuple[int, float]]:
-    """Numbers of launches and milliseconds of each kernel of a call."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call()
-        torch.cuda.synchronize()
-    found: dict[str, tuple[int, float]] = {}
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            count, ms = found.get(event.name, (0, 0.0))
-            found[event.name] = (count + 1, ms + event.time_range.elapsed_us() / 1000)
-    return found
 
 
 def sample(call: Callable[[], object]) -> float:
@@ -188,114 +119,174 @@ def peak(call: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(case: Case, ways: list[str], rounds: int, top: int) -> dict:
-    """The record's entry of one case."""
+def measure(case: VideoCase, ways: Sequence[str], rounds: int, top: int = 0) -> dict:
+    """Entries of one case, by way."""
     import torch
 
-    x = torch.randn(case.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(5))
-    if case.call == "encode":
-        x = x.clamp(-1, 1)
-    tf32 = torch.backends.cudnn.flags(allow_tf32=False)
-    with torch.no_grad(), tf32:
-        exact = called(model(torch.float32, "cuda"), case)(x)
-    given, entry, calls = x.bfloat16(), {}, {}
-    base = model(torch.bfloat16, "cuda")
+    entries: dict[str, dict] = {}
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
+    x = given(case, "cuda")
     with torch.no_grad():
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            exact = called(model(torch.float32, "cuda"), case)(x).cpu()
+        x, base = x.bfloat16(), model(torch.bfloat16, "cuda")
         for way in ways:
             try:
                 begin = time.perf_counter()
-                call = called(WAYS[way](copy.deepcopy(base)), case)
-                out = call(given)
-                torch.cuda.synchronize()
+                of = called(WAYS[way](copy.deepcopy(base)), case)
+                made = of(x).float().cpu()
                 first = time.perf_counter() - begin
-                far = float((out.float() - exact).norm() / exact.norm())
-                del out
-                calls[way] = lambda call=call: call(given)
-                for _ in range(2):
-                    calls[way]()
-                entry[way] = {"first_s": first, "error": far, "peak_bytes": peak(calls[way])}
-            except Exception as error:  # a peer that fails is said
+                call = calls[way] = lambda of=of: of(x)
+                for _ in range(WARM):
+                    call()
+                far = float((made - exact).norm() / exact.norm())
+                entries[way] = {"first_s": first, "error": far, "peak_bytes": peak(call)}
+            except Exception as error:  # of a peer, whose reason is recorded
                 calls.pop(way, None)
-                entry[way] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+                entries[way] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
             gc.collect()
-        times = {way: [] for way in calls}
-        for _ in range(rounds):
-            for way, call in calls.items():
-                times[way].append(sample(call))
+        longest = max((sample(call) for call in calls.values()), default=0.0)
+        samples = [
+            {way: sample(call) for way, call in calls.items()}
+            for _ in range(max(3, rounds // 2) if longest > LONG else rounds)
+        ]
         for way, call in calls.items():
-            found = by_kernel(call)
-            kinds: dict[str, float] = {}
-            for name, (_, ms) in found.items():
-                kinds[kind(name)] = kinds.get(kind(name), 0.0) + ms
-            low, median, high = statistics.quantiles(times[way], n=4)
-            entry[way] |= {"ms": {"median": median, "low": low, "high": high}, "kinds": kinds}
-            entry[way]["kernels"] = sum(count for count, _ in found.values())
-            if top and way in (OURS, BY_HAND):
-                print(f"\n{case}, {way}: kernels by time")
-                for name, (count, ms) in sorted(found.items(), key=lambda item: -item[1][1])[:top]:
-                    print(f"{ms:9.3f} ms {count:5d} x  {kind(name):16} {name[:150]}")
-    return {"name": str(case), "ways": entry}
+            low, median, high = statistics.quantiles([one[way] for one in samples], n=4)
+            kernels = kernel_times.taken(call)
+            entries[way] |= {
+                "ms": {"median": median, "low": low, "high": high},
+                "kinds": kernel_times.by_kind(kernels),
+                "kernels": sum(count for count, _ in kernels.values()),
+            }
+            if top:
+                print(f"\n{case}, {way}: kernels by time\n{kernel_times.told(kernels, top)}")
+    return entries
+
+
+def started() -> dict[str, float]:
+    """Seconds of a first decode in a process, fusing with it: with no kernels kept, and with those that this kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        cold, kept = (_first(folder) for _ in range(2))
+    return {"cold_s": cold, "kept_s": kept}
+
+
+_CHILD = """
+import time, torch
+from graphfuse.benchmarks.programs import wan_vae_cases as cases
+case = cases.CASES[0]
+vae, x = cases.model(torch.bfloat16, "cuda"), cases.given(case, "cuda").bfloat16()
+import graphfuse.torch
+torch.nn.functional.conv2d(x[:, :, 0], torch.ones(1, 16, 3, 3, device="cuda", dtype=x.dtype))  # loads cuDNN
+torch.cuda.synchronize()
+begin = time.perf_counter()
+with torch.no_grad():
+    cases.called(cases.WAYS[cases.OURS](vae), case)(x)
+torch.cuda.synchronize()
+print(time.perf_counter() - begin)
+"""
+
+
+def _first(folder: str) -> float:
+    env = settings.environment(GRAPHFUSE_CACHE_DIR=folder)
+    done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(done.stdout.splitlines()[-1])
 
 
 def times(content: dict) -> tables.Table:
-    lines = [
-        (
-            case["name"],
-            way,
-            *(
-                (f"{w['ms']['median']:.1f} ({w['ms']['low']:.1f} to {w['ms']['high']:.1f})", f"{w['error']:.4f}")
-                if "ms" in w
-                else ("-", w.get("failed", "-"))
-            ),
-            f"{w['peak_bytes'] / 2**30:.2f}" if "peak_bytes" in w else "-",
-            f"{w['first_s']:.1f}" if "first_s" in w else "-",
-        )
-        for case in content["cases"]
-        for way, w in case["ways"].items()
-    ]
+    def cells(w: dict) -> tuple[str, ...]:
+        if "ms" not in w:
+            return (w["failed"], "-", "-", "-")
+        ms = f"{w['ms']['median']:.1f} ({w['ms']['low']:.1f} to {w['ms']['high']:.1f})"
+        return (ms, f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
+
     return tables.Table(
-        "a call", ("case", "way", "ms: median (quartiles)", "error against float32", "peak GiB", "first call s"), lines
+        "a call, in milliseconds: median (quartiles)",
+        ("case", "way", "ms", "error against float32", "peak GiB", "first call, s"),
+        [(case["name"], way, *cells(w)) for case in content["cases"] for way, w in case["ways"].items()],
+        left=2,
     )
 
 
 def kinds(content: dict) -> tables.Table:
-    names = [*KINDS, OTHER]
-    lines = [
-        (case["name"], way, *(f"{w['kinds'].get(name, 0.0):.1f}" for name in names), str(w["kernels"]))
-        for case in content["cases"]
-        for way, w in case["ways"].items()
-        if "kinds" in w
+    return tables.Table(
+        "milliseconds of the GPU, by kind of kernel",
+        ("case", "way", *kernel_times.ALL, "launches"),
+        [
+            (case["name"], way, *(f"{w['kinds'][name]:.1f}" for name in kernel_times.ALL), str(w["kernels"]))
+            for case in content["cases"]
+            for way, w in case["ways"].items()
+            if "kinds" in w
+        ],
+        left=2,
+    )
+
+
+def merged(cases: Sequence[dict], name: str, entries: dict[str, dict]) -> list[dict]:
+    """Cases with entries of one more, or of more ways of one that is there; cases and ways in the order of the
+    bench."""
+    found = {case["name"]: dict(case["ways"]) for case in cases}
+    found[name] = found.get(name, {}) | entries
+    order = [str(case) for case in CASES]
+    return [
+        {"name": n, "ways": {way: found[n][way] for way in WAYS if way in found[n]}}
+        for n in sorted(found, key=order.index)
     ]
-    return tables.Table("milliseconds by kind of kernel", ("case", "way", *names, "kernels"), lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write wan-vae-DEVICE.json into FOLDER")
+def main(arguments: Sequence[str] | None = None, called_as: str | None = None, no_gpu: int = 2) -> None:
+    """arguments, called_as: the command line and how it is called. no_gpu: the exit code where there is no GPU."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=called_as, description=__doc__, formatter_class=style)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {NAME}-DEVICE.json into FOLDER")
+    parser.add_argument("--resume", action="store_true", help="keep what the record there has")
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(map(str, CASES)))
     parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help="; ".join(WAYS))
-    parser.add_argument("--rounds", type=int, default=12, help="samples of each way")
-    parser.add_argument("--quick", action="store_true", help="short cases, without what is compiled, and no record")
+    parser.add_argument("--rounds", type=int, default=12, help="samples of each way, 12 unless told")
+    parser.add_argument("--quick", action="store_true", help="short cases, nothing compiled, 5 rounds, no record")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.record:
+    asked = parser.parse_args(arguments)
+    if asked.quick and asked.record:
         parser.error("--quick leaves no record; accepted: one of --quick and --record")
-    if unknown := {*arguments.only}.difference(map(str, CASES)) | {*arguments.ways}.difference(WAYS):
-        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(map(str, CASES))}; ways {', '.join(WAYS)}")
+    if asked.resume and not asked.record:
+        parser.error("there is no record to go on with; give --record FOLDER, too")
+    if asked.rounds < 2:
+        parser.error(f"--rounds {asked.rounds}: quartiles take two rounds or more")
+    for one in asked.only:
+        if one not in map(str, CASES):
+            parser.error(f"{one}: there are {', '.join(map(str, CASES))}")
+    for one in asked.ways:
+        if one not in WAYS:
+            parser.error(f"{one}: there are {'; '.join(WAYS)}")
     if reason := record.gpu_needed("wan_vae"):
-        parser.exit(2, f"{reason}\n")
+        parser.exit(no_gpu, f"{reason}\n")
+    if importlib.util.find_spec("diffusers") is None:
+        parser.exit(no_gpu, "wan_vae needs diffusers, which is not installed: pip install diffusers\n")
+    _run(asked)
+
+
+def _run(asked: argparse.Namespace) -> None:
     from rich.console import Console
 
-    cases = [c for c in (QUICK if arguments.quick else CASES) if not arguments.only or str(c) in arguments.only]
-    ways = arguments.ways or [*(QUICK_WAYS if arguments.quick else WAYS)]
+    console, about = Console(highlight=False, width=200), record.environment(record.CHECKOUT)
     content: dict = {"versions": {name: record.version(name) for name in DISTRIBUTIONS}, "cases": []}
-    console = Console(highlight=False, width=200)
-    for case in cases:
-        content["cases"].append(measure(case, ways, 5 if arguments.quick else arguments.rounds, arguments.top))
-        if arguments.record:
-            record.write(arguments.record, "wan-vae", record.environment(record.CHECKOUT), content)
-    for each in (times(content), kinds(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
+    if asked.resume and (file := record.path(asked.record, NAME, about)).exists():
+        before = json.loads(file.read_text())
+        content |= {key: before[key] for key in ("start", "cases") if key in before}
+    if not asked.quick and "start" not in content:
+        content["start"] = started()
+    with untuned():
+        for case in QUICK if asked.quick else CASES:
+            ways = [way for way in case.ways if not asked.ways or way in asked.ways]
+            if not ways or asked.only and str(case) not in asked.only:
+                continue
+            entries = measure(case, ways, 5 if asked.quick else asked.rounds, asked.top)
+            content["cases"] = merged(content["cases"], str(case), entries)
+            if asked.record:
+                record.write(asked.record, NAME, about, content)
+    for table in (times(content), kinds(content), tables.judged(TARGETS, content)):
+        console.print(tables.terminal(table))
 
 
 if __name__ == "__main__":

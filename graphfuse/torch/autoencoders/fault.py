@@ -79,7 +79,7 @@ _LEAVES = {
 
 
 def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
-    """Fault of a causal convolution. frames: its stride. padding: what it adds around, by default what keeps extents."""
+    """Fault of a causal convolution. frames: its stride. padding: what it adds around; by default it keeps extents."""
     if not isinstance(conv, torch.nn.Conv3d) or known.role(conv) != known.CONVOLUTION or not is_plain(conv):
         return "a convolution is of another class, or has hooks"
     t, h, w = kernel
