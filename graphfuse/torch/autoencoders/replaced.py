@@ -70,7 +70,7 @@ def _forward(role: str, cls: type) -> FunctionType:
     own, run = cls.forward, wan.FORWARDS[role]
     signature, is_end = inspect.signature(own), role in (known.ENCODER, known.DECODER)
 
-    def frames(self, *given, **named):
+    def forward(self, *given, **named):
         try:
             of = signature.bind(self, *given, **named).arguments
         except TypeError:  # which the own forward raises
@@ -84,5 +84,5 @@ def _forward(role: str, cls: type) -> FunctionType:
             made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made
 
-    frames.__wrapped__ = own  # whose arguments inspect.signature tells
-    return frames
+    forward.__wrapped__ = own  # whose arguments inspect.signature tells
+    return forward
