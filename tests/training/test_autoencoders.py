@@ -111,7 +111,7 @@ def test_each_module_without_frames_that_are_kept(fused, name):
 
 
 def test_a_decode_moves_no_activations_but_frames_that_are_kept(fused):
-    """Of two samples, as torch's convolutions on CPUs keep channels last of more than one. The convolutions of a residual
+    """Of two samples, as torch keeps channels last on CPUs of more than one. The convolutions of a residual
     block have no padding, concatenation or layout change around them: what is left is one copy each of frames
     that are kept, into the buffer and out of it."""
     block, x = fused.decoder.up_blocks[1].resnets[0], drawn(2, 16, 4, 4, 6)
