@@ -9,16 +9,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 CONFIGS = {
     "wan 2.1": {},
     "wan 2.2": {"is_residual": True, "patch_size": 2, "in_channels": 12, "out_channels": 12},
+    "qwen-image": {"of": "AutoencoderKLQwenImage"},
 }
 
 
-def wan(**more):
-    """diffusers' AutoencoderKLWan in eval mode, its norms and biases away from ones and zeros."""
-    from diffusers import AutoencoderKLWan
+def wan(of="AutoencoderKLWan", **more):
+    """An autoencoder of diffusers in eval mode, its norms and biases away from ones and zeros."""
+    import diffusers
 
     torch.manual_seed(0)
     small = {"base_dim": 8, "z_dim": 4, "num_res_blocks": 1, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
-    made = AutoencoderKLWan(**small | more).eval()
+    made = getattr(diffusers, of)(**small | more).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith(("gamma", "bias")):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import FunctionType, MethodType
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from graphfuse.torch.autoencoders import fault, known, wan
 from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
@@ -31,8 +32,9 @@ _BECAME = {
 }
 
 
-def replaced(name: str, module: torch.nn.Module) -> Entry | None:
-    """Sets the forward of a module that is known. Returns what became of it; None for any other module."""
+def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
+    """Sets the forward of a module that is known. Returns what became of it; None for any other module. before_own: is
+    called with each norm that this goes around, before a call first runs the module's own forward."""
     role, cls = known.role(module), type(module)
     if role not in wan.FORWARDS:
         return None
@@ -40,10 +42,16 @@ def replaced(name: str, module: torch.nn.Module) -> Entry | None:
         return Entry(name, cls.__name__, why="its forward is set on the module already, by something else")
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
-    function = _forward(role, cls)
+    function = _forward(role, cls, before_own)
     function.__dict__[_TURNED] = tuple(_turned(module, role))
     set_forward.set_on(module, function)
     return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in (known.ENCODER, known.DECODER) else "")
+
+
+def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Norms that the forward in the place of a known module's own computes itself."""
+    role = known.role(module)
+    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM] if role in _BECAME else []
 
 
 def put_back(module: torch.nn.Module) -> None:
@@ -65,7 +73,7 @@ def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
             yield f"{names[leaf]}.weight"
 
 
-def _forward(role: str, cls: type) -> FunctionType:
+def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
     """Function in the place of a class's forward."""
     own, run = cls.forward, wan.FORWARDS[role]
     signature, is_end = inspect.signature(own), role in (known.ENCODER, known.DECODER)
@@ -77,6 +85,9 @@ def _forward(role: str, cls: type) -> FunctionType:
             of = {}
         x, kept, position = of.get("x"), of.get("feat_cache"), of.get("feat_idx", [0])
         if fault.of_call(self, role, x) or not isinstance(kept, list | None):
+            if not is_dynamo_compiling():
+                for norm in gone_around(self):
+                    before_own(norm)
             return type(self).forward(self, *given, **named)
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
         with torch.no_grad(), wan.measured_plans() if x.is_cuda else nullcontext():

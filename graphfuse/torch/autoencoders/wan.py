@@ -1,4 +1,4 @@
-"""Forwards of the modules of WAN's VAE, in channels-last from the first convolution to the last.
+"""Forwards of the modules of WAN's VAE, and of Qwen-Image's, in channels-last from the first convolution to the last.
 
 Each is what the class's own computes, in other kernels: a norm and SiLU write where the convolution reads; the bias and
 the residual sum of the convolution before are in the same kernel; upsampling and the mixing of frames are one copy.
@@ -72,10 +72,11 @@ def encoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -
     return _last(module, x, cache)
 
 
-def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, first_chunk: bool = False) -> PendingSum:
+def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **first: object) -> PendingSum:
+    """first: whether it is the first chunk, where the class is told."""
     x = run(module.mid_block, _first(module, x, cache), cache)
     for block in module.up_blocks:
-        x = run(block, x, cache, first_chunk=first_chunk)
+        x = run(block, x, cache, **first)
     return _last(module, x, cache)
 
 

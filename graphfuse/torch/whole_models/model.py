@@ -2,6 +2,7 @@
 put back."""
 
 from collections.abc import Iterator
+from weakref import WeakSet
 
 import torch
 
@@ -39,15 +40,18 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     _check(model)
     _remove(model)
     norms: dict[str, FusedCalls] = {}
-    entries = []
+    entries, later, made = [], _LaterNorms(), dict[torch.nn.Module, Entry]()
     for name, module in model.named_modules():
-        entry = _norm(name, module, norms)
+        if (entry := autoencoders.replaced(name, module, later)) is not None:
+            made[module] = entry
+    around = {norm for module, entry in made.items() if entry.is_replaced for norm in autoencoders.gone_around(module)}
+    for name, module in model.named_modules():
+        entry = _norm(name, module, norms) if module not in around else None
         if entry is not None:
             entries.append(entry)
     for name, module in model.named_modules():
-        known = autoencoders.replaced(name, module)
-        if known is not None:
-            entries.append(known)
+        if module in made:
+            entries.append(made[module])
             continue
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:
@@ -91,6 +95,18 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
         autoencoders.put_back(module)
         set_forward.remove_from(module)
     return tuple(name for name, _ in found)
+
+
+class _LaterNorms:
+    """Norms within what has another forward: they are looked at before a call that runs the module's own."""
+
+    def __init__(self) -> None:
+        self._seen = WeakSet[torch.nn.Module]()
+
+    def __call__(self, norm: torch.nn.Module) -> None:
+        if norm not in self._seen:
+            self._seen.add(norm)
+            _norm("", norm, {})
 
 
 def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Entry | None:
