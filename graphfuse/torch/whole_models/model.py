@@ -30,7 +30,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
-    eager attention, is replaced in the same way.
+    eager attention, is replaced in the same way. Modules of WAN's VAE are told by their source, and compute in
+    channels-last, which the strides of their weights are changed for.
 
     Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
     computed in float32 and rounded once.
