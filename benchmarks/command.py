@@ -17,7 +17,9 @@ from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
 
 WIDTH = 140
-PROGRAMS = {name: f"graphfuse.benchmarks.programs.{name}" for name in ("models", "followers")}
+PROGRAMS = {
+    name: f"graphfuse.benchmarks.programs.{name.replace('-', '_')}" for name in ("models", "followers", "wan-vae")
+}
 """Modules with main(arguments, program, no_gpu): a command line, how it is called, the exit code without a GPU. Clones
 have them, installed packages do not."""
 PART = "-part"

@@ -28,6 +28,7 @@ from graphfuse.benchmarks.programs import (
     ranking,
     torch_products,
     wan_block,
+    wan_vae,
 )
 from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
 from graphfuse.benchmarks.results import Results
@@ -160,6 +161,11 @@ def _all_reduce(record: dict) -> str:
     return _told(_where(record["environment"], {}), verdicts, all_reduce_record.table(record))
 
 
+def _wan_vae(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
+
+
 def _ranking(record: dict) -> str:
     return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
 
@@ -198,6 +204,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "cudnn-calls": _cudnn_calls,
     "torch-products": _torch_products,
     "wan-block": _wan_block,
+    "wan-vae": _wan_vae,
     "ranking": _ranking,
     "all-reduce": _all_reduce,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),

@@ -47,7 +47,7 @@ def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="which bench, or in a clone `models` or `followers`, with options of their own: bench models --help",
+            help="which bench; in a clone also models, followers, wan-vae, with own options: bench models --help",
             show_default=DEFAULT,
         ),
     ] = None,

@@ -52,10 +52,10 @@ def test_without_a_bench_all_are_listed():
     done = invoke("--list")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert [line.split()[0] for line in lines[: len(BENCHES) + 2]] == [*BENCHES, "models", "followers"]
+    assert [line.split()[0] for line in lines[: len(BENCHES) + 3]] == [*BENCHES, "models", "followers", "wan-vae"]
     assert all(f"{b.title}; {len(b.cases)} cases" in line for b, line in zip(BENCHES.values(), lines, strict=False))
     told = json.loads(invoke("--list", "--json").stdout)
-    assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models", "followers"]
+    assert list(told["benches"]) == list(BENCHES) and told["programs"] == ["models", "followers", "wan-vae"]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,7 @@ def test_without_a_gpu_it_says_so():
         "ranking",
         "torch_products",
         "wan_block",
+        "wan_vae",
     ],
 )
 def test_without_a_gpu_the_other_benches_say_so(name):

@@ -85,6 +85,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     record.write(folder, "all-reduce", other, made)
     for kind in ("models", "followers"):
         record.write(folder, f"{kind}-part", other, programs[kind]() | {"environment": other})
+    record.write(folder, "wan-vae", other, bench_record.wan_vae_model() | {"environment": other})
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
     texts = {file.name: render.rendered(file.read_text(), folder) for file in render.files()}
@@ -150,6 +151,10 @@ def test_places_of_other_records_render(rendered):
     assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
     assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text
     assert "| 1x192x4x240x416 | 100 (90 to 110) | 110 (99 to 121) |" in text
+    text = rendered["wan-vae.md"]
+    assert "| decode: times as fast as eager, at worst | ≥ 2.1 | 2.500 | met |" in text
+    assert "| first decode, kernels kept, seconds | ≤ 2 | 3.000 | not met | - |" in text
+    assert "| decode-3x60x104 | fuse | 100.0 (100.0 to 100.0) | 0.0200 | 1.00 | 1.0 |" in text
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)

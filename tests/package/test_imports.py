@@ -47,7 +47,7 @@ TORCH_LAYERS = (
     ("sharding", "operators"),
     ("modules", "override"),
     ("fusion",),
-    ("attention", "regions"),
+    ("attention", "autoencoders", "regions"),
     ("compile_backend", "whole_models"),
 )
 

@@ -1,48 +1,22 @@
 """The forward of a module that a kernel takes the place of, and functions for calls that one does.
 
-A forward is set on the module itself, as ``kernels.kernelize`` does it: class, parameters, hooks and state dict stay
-what they are, ``copy.deepcopy`` binds it to the copy, and pickle stores a module without it, which then runs its
-class's own. Wherever a kernel would compute something else (autocast, more arguments), it calls the class's own.
+Wherever a kernel would compute something else (autocast, more arguments), the class's own is called.
 """
 
 import inspect
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from types import FunctionType
 
 import torch
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.set_forward import runs_its_class
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 
-_MARK = "_graphfuse_fused"
-
 _called_plainly = torch_private.called_plainly()
-
-
-def set_on(module: torch.nn.Module, function: FunctionType) -> None:
-    """Makes `function`, whose first argument is the module, its forward."""
-    function.__dict__[_MARK] = True
-    module.forward = MethodType(function, module)
-
-
-def is_set_on(module: torch.nn.Module) -> bool:
-    """True if its forward was set by `set_on`."""
-    forward = vars(module).get("forward")
-    return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
-
-
-def is_free(module: torch.nn.Module) -> bool:
-    """True if nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
-    such."""
-    found = vars(module).get("forward")
-    return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
-
-
-def remove_from(module: torch.nn.Module) -> None:
-    del module.forward
 
 
 def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
@@ -99,7 +73,7 @@ def together(of: FusedCalls) -> Callable[..., object]:
     def call_together(*given):
         modules, full = given[:count], given[count:]
         for module in modules:
-            if not (_called_plainly(module) and _runs_its_class(module)):
+            if not (_called_plainly(module) and runs_its_class(module)):
                 break
         else:
             made = result(*given)
@@ -108,8 +82,3 @@ def together(of: FusedCalls) -> Callable[..., object]:
         return calls.run(full, lambda number, args, named: modules[number](*args, **named))
 
     return call_together
-
-
-def _runs_its_class(module: torch.nn.Module) -> bool:
-    """True if its forward computes what its class's does."""
-    return is_free(module) or is_set_on(module)

@@ -2,6 +2,7 @@
 put back."""
 
 from collections.abc import Iterator
+from weakref import WeakSet
 
 import torch
 
@@ -9,6 +10,8 @@ from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.autoencoders import replaced as autoencoders
+from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.whole_models import forward, layer
@@ -27,7 +30,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
-    eager attention, is replaced in the same way.
+    eager attention, is replaced in the same way. Modules of WAN's VAE are told by their source, and compute in
+    channels-last, which the strides of their weights are changed for.
 
     Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
     computed in float32 and rounded once.
@@ -37,12 +41,19 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     _check(model)
     _remove(model)
     norms: dict[str, FusedCalls] = {}
-    entries = []
+    entries, later, made = [], _LaterNorms(), dict[torch.nn.Module, Entry]()
     for name, module in model.named_modules():
-        entry = _norm(name, module, norms)
+        if (entry := autoencoders.replaced(name, module, later)) is not None:
+            made[module] = entry
+    around = {norm for module, entry in made.items() if entry.is_replaced for norm in autoencoders.gone_around(module)}
+    for name, module in model.named_modules():
+        entry = _norm(name, module, norms) if module not in around else None
         if entry is not None:
             entries.append(entry)
     for name, module in model.named_modules():
+        if module in made:
+            entries.append(made[module])
+            continue
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:
             entries += _sums(name, module, own)
@@ -80,28 +91,41 @@ def _check(model: object) -> None:
 
 
 def _remove(model: torch.nn.Module) -> tuple[str, ...]:
-    found = [(name, module) for name, module in model.named_modules() if forward.is_set_on(module)]
+    found = [(name, module) for name, module in model.named_modules() if set_forward.is_set_on(module)]
     for _, module in found:
-        forward.remove_from(module)
+        autoencoders.put_back(module)
+        set_forward.remove_from(module)
     return tuple(name for name, _ in found)
+
+
+class _LaterNorms:
+    """Norms within what has another forward: they are looked at before a call that runs the module's own."""
+
+    def __init__(self) -> None:
+        self._seen = WeakSet[torch.nn.Module]()
+
+    def __call__(self, norm: torch.nn.Module) -> None:
+        if norm not in self._seen:
+            self._seen.add(norm)
+            _norm("", norm, {})
 
 
 def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Entry | None:
     found, cls = forward.recognized(module), type(module)
     if found is None:
         return None
-    if isinstance(found, FusedCalls) and not forward.is_free(module):
+    if isinstance(found, FusedCalls) and not set_forward.is_free(module):
         found = Refused("its forward is set on the module already, by something else")
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
     norms[name] = found
-    forward.set_on(module, forward.forward_of(found, cls))
+    set_forward.set_on(module, forward.forward_of(found, cls))
     return Entry(name, cls.__name__, _REGION, found.first.program.operations)
 
 
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
-    if not forward.is_free(module):
+    if not set_forward.is_free(module):
         yield Entry(name, kind, why="its forward is set on the module already, by something else")
         return
     try:
@@ -111,7 +135,7 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
             yield Entry(name, kind, why=f"residual sums: {why}")
         return
     if found.function is not None:
-        forward.set_on(module, found.function)
+        set_forward.set_on(module, found.function)
     for unit in found.units:
         yield Entry(name, kind, _REGION, unit)
     for why in found.kept:
@@ -120,10 +144,10 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
 
 def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
     found, kind = eager_attention.recognized(module), type(module).__name__
-    if isinstance(found, eager_attention.Attended) and not forward.is_free(module):
+    if isinstance(found, eager_attention.Attended) and not set_forward.is_free(module):
         found = Refused("its forward is set on the module already")
     if isinstance(found, Refused):
         yield Entry(name, kind, why=found.reason)
     elif found is not None:
-        forward.set_on(module, found.function)
+        set_forward.set_on(module, found.function)
         yield Entry(name, kind, found.operator)

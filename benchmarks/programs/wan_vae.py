@@ -1,0 +1,293 @@
+"""The VAE of WAN as diffusers has it, at the published widths with random weights: decode and encode, by everybody.
+
+    python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--resume] [--only CASE ...] [--ways WAY ...]
+                                                    [--rounds N] [--quick] [--top N]
+
+Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel is
+the profiler's. Memory is torch's peak over what was allocated before the call. First calls of ours are measured in
+processes of their own, with no kernels kept and with those of the process before. `graphfuse bench wan-vae` is this
+program.
+
+The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
+measure some ways, and keep the others of the record that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from graphfuse.base import settings
+from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs.wan_vae_cases import (
+    CASES,
+    COMPILED,
+    EAGER,
+    OURS,
+    QUICK,
+    WAYS,
+    VideoCase,
+    called,
+    given,
+    model,
+)
+from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.untuned import untuned
+
+NAME = "wan-vae"
+DISTRIBUTIONS = ("torch", "triton", "diffusers")
+WARM = 2
+LONG = 1000.0
+"""Milliseconds of a call that is timed in half of the rounds."""
+
+
+def _measured(content: dict, call: str, *ways: str) -> list[tuple[str, list[dict]]]:
+    """Names of the cases of a call that have all these ways, and their entries."""
+    return [
+        (case["name"], [case["ways"][way] for way in ways])
+        for case in content["cases"]
+        if case["name"].startswith(call) and all("ms" in case["ways"].get(way, {}) for way in ways)
+    ]
+
+
+def _faster(over: str, call: str, limit: float) -> Target:
+    def figure(content: dict):
+        found = _measured(content, call, over, OURS)
+        return min(((a["ms"]["median"] / b["ms"]["median"], name) for name, (a, b) in found), default=None)
+
+    return Target(f"{call}: times as fast as {over}, at worst", limit, True, figure)
+
+
+def _no_more(what: str, key: str, limit: float) -> Target:
+    def figure(content: dict):
+        found = _measured(content, "", EAGER, OURS)
+        return max(((b[key] / a[key], name) for name, (a, b) in found), default=None)
+
+    return Target(f"{what} over eager's, at worst", limit, False, figure)
+
+
+def _started(what: str, key: str, limit: float) -> Target:
+    def figure(content: dict):
+        return (content["start"][key], "") if "start" in content else None
+
+    return Target(f"first decode, {what}, seconds", limit, False, figure)
+
+
+TARGETS = (
+    _faster(EAGER, "decode", 2.1),
+    _faster(COMPILED, "decode", 2.1),
+    _faster(EAGER, "encode", 1.8),
+    _no_more("error against float32", "error", 1.05),
+    _no_more("peak memory", "peak_bytes", 1.0),
+    _started("no kernels kept", "cold_s", 10.0),
+    _started("kernels kept", "kept_s", 2.0),
+)
+
+
+def sample(call: Callable[[], object]) -> float:
+    """Milliseconds of a call."""
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def peak(call: Callable[[], object]) -> int:
+    """Bytes that a call has allocated at most, beside what there was before."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(case: VideoCase, ways: Sequence[str], rounds: int, top: int = 0) -> dict:
+    """Entries of one case, by way."""
+    import torch
+
+    entries: dict[str, dict] = {}
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
+    x = given(case, "cuda")
+    with torch.no_grad():
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            exact = called(model(torch.float32, "cuda"), case)(x).cpu()
+        x, base = x.bfloat16(), model(torch.bfloat16, "cuda")
+        for way in ways:
+            try:
+                begin = time.perf_counter()
+                of = called(WAYS[way](copy.deepcopy(base)), case)
+                made = of(x).float().cpu()
+                first = time.perf_counter() - begin
+                call = calls[way] = lambda of=of: of(x)
+                for _ in range(WARM):
+                    call()
+                far = float((made - exact).norm() / exact.norm())
+                entries[way] = {"first_s": first, "error": far, "peak_bytes": peak(call)}
+            except Exception as error:  # of a peer, whose reason is recorded
+                calls.pop(way, None)
+                entries[way] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+            gc.collect()
+        longest = max((sample(call) for call in calls.values()), default=0.0)
+        samples = [
+            {way: sample(call) for way, call in calls.items()}
+            for _ in range(max(3, rounds // 2) if longest > LONG else rounds)
+        ]
+        for way, call in calls.items():
+            low, median, high = statistics.quantiles([one[way] for one in samples], n=4)
+            kernels = kernel_times.taken(call)
+            entries[way] |= {
+                "ms": {"median": median, "low": low, "high": high},
+                "kinds": kernel_times.by_kind(kernels),
+                "kernels": sum(count for count, _ in kernels.values()),
+            }
+            if top:
+                print(f"\n{case}, {way}: kernels by time\n{kernel_times.told(kernels, top)}")
+    return entries
+
+
+def started() -> dict[str, float]:
+    """Seconds of a first decode in a process, fusing with it: with no kernels kept, and with those that this kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        cold, kept = (_first(folder) for _ in range(2))
+    return {"cold_s": cold, "kept_s": kept}
+
+
+_CHILD = """
+import time, torch
+from graphfuse.benchmarks.programs import wan_vae_cases as cases
+case = cases.CASES[0]
+vae, x = cases.model(torch.bfloat16, "cuda"), cases.given(case, "cuda").bfloat16()
+import graphfuse.torch
+torch.nn.functional.conv2d(x[:, :, 0], torch.ones(1, 16, 3, 3, device="cuda", dtype=x.dtype))  # loads cuDNN
+torch.cuda.synchronize()
+begin = time.perf_counter()
+with torch.no_grad():
+    cases.called(cases.WAYS[cases.OURS](vae), case)(x)
+torch.cuda.synchronize()
+print(time.perf_counter() - begin)
+"""
+
+
+def _first(folder: str) -> float:
+    env = settings.environment(GRAPHFUSE_CACHE_DIR=folder)
+    done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(done.stdout.splitlines()[-1])
+
+
+def times(content: dict) -> tables.Table:
+    def cells(w: dict) -> tuple[str, ...]:
+        if "ms" not in w:
+            return (w["failed"], "-", "-", "-")
+        ms = f"{w['ms']['median']:.1f} ({w['ms']['low']:.1f} to {w['ms']['high']:.1f})"
+        return (ms, f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
+
+    return tables.Table(
+        "a call, in milliseconds: median (quartiles)",
+        ("case", "way", "ms", "error against float32", "peak GiB", "first call, s"),
+        [(case["name"], way, *cells(w)) for case in content["cases"] for way, w in case["ways"].items()],
+        left=2,
+    )
+
+
+def kinds(content: dict) -> tables.Table:
+    return tables.Table(
+        "milliseconds of the GPU, by kind of kernel",
+        ("case", "way", *kernel_times.ALL, "launches"),
+        [
+            (case["name"], way, *(f"{w['kinds'][name]:.1f}" for name in kernel_times.ALL), str(w["kernels"]))
+            for case in content["cases"]
+            for way, w in case["ways"].items()
+            if "kinds" in w
+        ],
+        left=2,
+    )
+
+
+def merged(cases: Sequence[dict], name: str, entries: dict[str, dict]) -> list[dict]:
+    """Cases with entries of one more, or of more ways of one that is there; cases and ways in the order of the
+    bench."""
+    found = {case["name"]: dict(case["ways"]) for case in cases}
+    found[name] = found.get(name, {}) | entries
+    order = [str(case) for case in CASES]
+    return [
+        {"name": n, "ways": {way: found[n][way] for way in WAYS if way in found[n]}}
+        for n in sorted(found, key=order.index)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None, called_as: str | None = None, no_gpu: int = 2) -> None:
+    """arguments, called_as: the command line and how it is called. no_gpu: the exit code where there is no GPU."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=called_as, description=__doc__, formatter_class=style)
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {NAME}-DEVICE.json into FOLDER")
+    parser.add_argument("--resume", action="store_true", help="keep what the record there has")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(map(str, CASES)))
+    parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help="; ".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=12, help="samples of each way, 12 unless told")
+    parser.add_argument("--quick", action="store_true", help="short cases, nothing compiled, 5 rounds, no record")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
+    asked = parser.parse_args(arguments)
+    if asked.quick and asked.record:
+        parser.error("--quick leaves no record; accepted: one of --quick and --record")
+    if asked.resume and not asked.record:
+        parser.error("there is no record to go on with; give --record FOLDER, too")
+    if asked.rounds < 2:
+        parser.error(f"--rounds {asked.rounds}: quartiles take two rounds or more")
+    for one in asked.only:
+        if one not in map(str, CASES):
+            parser.error(f"{one}: there are {', '.join(map(str, CASES))}")
+    for one in asked.ways:
+        if one not in WAYS:
+            parser.error(f"{one}: there are {'; '.join(WAYS)}")
+    if reason := record.gpu_needed("wan_vae"):
+        parser.exit(no_gpu, f"{reason}\n")
+    if importlib.util.find_spec("diffusers") is None:
+        parser.exit(no_gpu, "wan_vae needs diffusers, which is not installed: pip install diffusers\n")
+    _run(asked)
+
+
+def _run(asked: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    console, about = Console(highlight=False, width=200), record.environment(record.CHECKOUT)
+    content: dict = {"versions": {name: record.version(name) for name in DISTRIBUTIONS}, "cases": []}
+    if asked.resume and (file := record.path(asked.record, NAME, about)).exists():
+        before = json.loads(file.read_text())
+        content |= {key: before[key] for key in ("start", "cases") if key in before}
+    if not asked.quick and "start" not in content:
+        content["start"] = started()
+    with untuned():
+        for case in QUICK if asked.quick else CASES:
+            ways = [way for way in case.ways if not asked.ways or way in asked.ways]
+            if not ways or asked.only and str(case) not in asked.only:
+                continue
+            entries = measure(case, ways, 5 if asked.quick else asked.rounds, asked.top)
+            content["cases"] = merged(content["cases"], str(case), entries)
+            if asked.record:
+                record.write(asked.record, NAME, about, content)
+    for table in (times(content), kinds(content), tables.judged(TARGETS, content)):
+        console.print(tables.terminal(table))
+
+
+if __name__ == "__main__":
+    main()

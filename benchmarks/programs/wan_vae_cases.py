@@ -1,0 +1,112 @@
+"""What the bench of WAN's VAE calls, and the ways to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+EAGER, BY_HAND, COMPILED, TUNED, OURS = (
+    "eager",
+    "eager, channels-last by hand",
+    "torch.compile",
+    "torch.compile (max-autotune), channels-last by hand",
+    "fuse",
+)
+
+
+@dataclass(frozen=True)
+class VideoCase:
+    """Decode of latents, or encode of the frames that they stand for. frames, height, width: of the latents. ways:
+    those that it is measured in."""
+
+    call: str
+    frames: int
+    ways: tuple[str, ...]
+    height: int = 60
+    width: int = 104
+
+    def __str__(self) -> str:
+        return f"{self.call}-{self.frames}x{self.height}x{self.width}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.call == "decode":
+            return (1, 16, self.frames, self.height, self.width)
+        return (1, 3, 4 * self.frames - 3, 8 * self.height, 8 * self.width)
+
+
+SHORT = (EAGER, BY_HAND, OURS)
+CASES = (
+    VideoCase("decode", 3, (EAGER, BY_HAND, COMPILED, TUNED, OURS)),
+    VideoCase("decode", 21, SHORT),
+    VideoCase("encode", 3, SHORT),
+)
+QUICK = (VideoCase("decode", 3, SHORT), VideoCase("encode", 3, SHORT))
+
+
+def model(dtype: torch.dtype, device: str) -> torch.nn.Module:
+    """The VAE of WAN 2.1 at the published widths, with random weights."""
+    import torch
+    from diffusers import AutoencoderKLWan
+
+    torch.manual_seed(7)
+    made = AutoencoderKLWan().eval()
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if name.endswith("gamma"):
+                p.add_(torch.randn_like(p) * 0.1)
+    return made.to(device, dtype)
+
+
+def given(case: VideoCase, device: str) -> torch.Tensor:
+    import torch
+
+    drawn = torch.randn(case.shape, device=device, generator=torch.Generator(device).manual_seed(5))
+    return drawn if case.call == "decode" else drawn.clamp(-1, 1)
+
+
+def called(vae: torch.nn.Module, case: VideoCase) -> Callable[[torch.Tensor], torch.Tensor]:
+    if case.call == "decode":
+        return lambda x: vae.decode(x).sample
+    return lambda x: vae.encode(x).latent_dist.parameters
+
+
+def _by_hand(vae: torch.nn.Module) -> torch.nn.Module:
+    """A model whose convolutions have channels-last weights, as a user would set them."""
+    import torch
+
+    formats = {5: torch.channels_last_3d, 4: torch.channels_last}
+    for module in vae.modules():
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
+            module.weight.data = module.weight.data.contiguous(memory_format=formats[module.weight.dim()])
+    return vae
+
+
+def _compiled(vae: torch.nn.Module, **options: object) -> torch.nn.Module:
+    import torch
+
+    torch._dynamo.reset()
+    for part in (vae.encoder, vae.decoder):
+        part.compile(**options)
+    return vae
+
+
+def _fused(vae: torch.nn.Module) -> torch.nn.Module:
+    from graphfuse.torch import fuse
+
+    fuse(vae)
+    return vae
+
+
+WAYS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    EAGER: lambda vae: vae,
+    BY_HAND: _by_hand,
+    COMPILED: _compiled,
+    TUNED: lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"),
+    OURS: _fused,
+}
+"""Makes a model of one's own run in a way, by name."""

@@ -1,0 +1,180 @@
+"""Whether a module of a known class computes what its forward says, so that another forward may take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.autoencoders import known
+from graphfuse.torch.fusion.set_forward import runs_its_class
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
+
+_called_plainly, _is_tracing = torch_private.called_plainly(), torch_private.tracing()
+
+Fault = str
+"""What is otherwise; "" for nothing."""
+
+
+def of_module(module: torch.nn.Module, role: str) -> Fault:
+    """The first thing that a forward in the place of the module's own would compute otherwise."""
+    check = _CHECKS.get(role)
+    if check is None:
+        return "its class is not known"
+    if not is_plain(module):
+        return "it has hooks, or a forward of somebody else's"
+    return next(filter(None, check(module)), "")
+
+
+def of_call(module: torch.nn.Module, role: str, x: object) -> Fault:
+    """Fault of a call with `x`, that of its module among them."""
+    if not isinstance(x, torch.Tensor) or not torch_private.is_plain(x) or x.dim() != 5 or not x.numel():
+        return "its input is no plain tensor of frames"
+    if x.dtype not in TYPES or x.device.type not in ("cuda", "cpu"):
+        return f"its input is of {x.dtype} on {x.device.type}"
+    if is_dynamo_compiling() or _is_tracing():
+        return "it is traced"
+    if torch.is_autocast_enabled(x.device.type):
+        return "autocast is on"
+    if why := of_module(module, role):
+        return why
+    has_gradients = torch.is_grad_enabled()
+    if has_gradients and x.requires_grad:
+        return "it is given something that requires gradients"
+    for leaf in leaves(module, role):
+        for p in leaf._parameters.values():
+            if p is not None and (p.dtype is not x.dtype or p.device != x.device):
+                return "its parameters are of another type, or on another device"
+            if has_gradients and p is not None and p.requires_grad:
+                return "its parameters require gradients"
+    return ""
+
+
+def leaves(module: torch.nn.Module, role: str) -> Iterator[torch.nn.Module]:
+    """The modules with parameters that a forward reads itself."""
+    for name in _LEAVES.get(role, ()):
+        leaf = getattr(module, name, None)
+        if leaf is not None:
+            yield leaf
+    if role == known.RESAMPLE:
+        yield module.resample[1]
+
+
+def is_plain(module: torch.nn.Module) -> bool:
+    """True if calling a module runs its class's forward, or one that is set in its place, and nothing else."""
+    return _called_plainly(module) and runs_its_class(module)
+
+
+_LEAVES = {
+    known.RESIDUAL: ("norm1", "conv1", "norm2", "conv2", "conv_shortcut"),
+    known.ATTENTION: ("norm", "to_qkv", "proj"),
+    known.RESAMPLE: ("time_conv",),
+    known.ENCODER: ("conv_in", "norm_out", "conv_out"),
+    known.DECODER: ("conv_in", "norm_out", "conv_out"),
+}
+
+
+def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
+    """Fault of a causal convolution. frames: its stride. padding: what it adds around; by default it keeps extents."""
+    if not isinstance(conv, torch.nn.Conv3d) or known.role(conv) != known.CONVOLUTION or not is_plain(conv):
+        return "a convolution is of another class, or has hooks"
+    t, h, w = kernel
+    around = (w // 2, w // 2, h // 2, h // 2, t - 1, 0) if padding is None else padding
+    has = conv.kernel_size, conv.stride, conv.dilation, conv.groups, conv.padding, tuple(conv._padding)
+    if has != (kernel, (frames, 1, 1), (1, 1, 1), 1, (0, 0, 0), around) or conv.padding_mode != "zeros":
+        return f"a convolution of {conv.kernel_size} has another stride, padding or groups"
+    return "" if conv.bias is not None else "a convolution has no bias"
+
+
+def _image_convolution(conv: object, kernel: int, stride: int, padding: int) -> Fault:
+    if type(conv) is not torch.nn.Conv2d or not is_plain(conv):
+        return "a convolution of images is of another class, or has hooks"
+    has = conv.kernel_size, conv.stride, conv.dilation, conv.groups, conv.padding, conv.padding_mode
+    if has != ((kernel,) * 2, (stride,) * 2, (1, 1), 1, (padding,) * 2, "zeros") or conv.bias is None:
+        return f"a convolution of {conv.kernel_size} images has another stride, padding or groups, or no bias"
+    return ""
+
+
+def _norm(norm: object) -> Fault:
+    if not isinstance(norm, torch.nn.Module) or known.role(norm) != known.NORM or not is_plain(norm):
+        return "a norm is of another class, or has hooks"
+    has_bias = isinstance(norm.bias, torch.Tensor) or norm.bias != 0
+    if not norm.channel_first or has_bias or norm.scale != norm.gamma.numel() ** 0.5:
+        return "a norm has a bias, another scale, or other axes"
+    return ""
+
+
+def _is(module: object, cls: type, what: str) -> Fault:
+    return "" if type(module) is cls and is_plain(module) else f"{what} is another"
+
+
+def _residual(block: torch.nn.Module) -> Iterator[Fault]:
+    yield _norm(block.norm1)
+    yield _norm(block.norm2)
+    yield _convolution(block.conv1, (3, 3, 3))
+    yield _convolution(block.conv2, (3, 3, 3))
+    yield _is(block.nonlinearity, torch.nn.SiLU, "its activation")
+    yield _is(block.dropout, torch.nn.Dropout, "its dropout")
+    if block.training and block.dropout.p > 0:
+        yield "it drops values out"
+    if type(block.conv_shortcut) is not torch.nn.Identity:
+        yield _convolution(block.conv_shortcut, (1, 1, 1))
+    elif not is_plain(block.conv_shortcut):
+        yield "its shortcut has hooks"
+
+
+def _attention(block: torch.nn.Module) -> Iterator[Fault]:
+    yield _norm(block.norm)
+    yield _image_convolution(block.to_qkv, 1, 1, 0)
+    yield _image_convolution(block.proj, 1, 1, 0)
+
+
+def _resample(block: torch.nn.Module) -> Iterator[Fault]:
+    yield _is(block.resample, torch.nn.Sequential, "its sequence")
+    if block.mode not in MODES or len(block.resample) != 2:
+        yield f"its mode is {block.mode}"
+    before, conv = block.resample
+    if block.mode.startswith("up"):
+        if known.role(before) != known.UPSAMPLE or not is_plain(before):
+            yield "its upsampling is another"
+        elif (before.scale_factor, before.size, before.mode) != ((2.0, 2.0), None, "nearest-exact"):
+            yield "its upsampling is by another factor"
+        yield _image_convolution(conv, 3, 1, 1)
+        if block.mode == "upsample3d":
+            yield _convolution(block.time_conv, (3, 1, 1))
+    else:
+        yield _is(before, torch.nn.ZeroPad2d, "its padding")
+        if before.padding != (0, 1, 0, 1):
+            yield "its padding is another"
+        yield _image_convolution(conv, 3, 2, 0)
+        if block.mode == "downsample3d":
+            yield _convolution(block.time_conv, (3, 1, 1), 2, (0,) * 6)
+
+
+def _ends(module: torch.nn.Module) -> Iterator[Fault]:
+    yield _convolution(module.conv_in, (3, 3, 3))
+    yield _convolution(module.conv_out, (3, 3, 3))
+    yield _norm(module.norm_out)
+    yield _is(module.nonlinearity, torch.nn.SiLU, "its activation")
+
+
+def _parts(module: torch.nn.Module) -> Iterator[Fault]:
+    """No faults: the module computes nothing itself, and others within it are looked at by themselves."""
+    return iter(())
+
+
+_CHECKS: dict[str, Callable[[torch.nn.Module], Iterator[Fault]]] = {
+    known.RESIDUAL: _residual,
+    known.ATTENTION: _attention,
+    known.RESAMPLE: _resample,
+    known.MIDDLE: _parts,
+    known.UP: _parts,
+    known.RESIDUAL_UP: _parts,
+    known.RESIDUAL_DOWN: _parts,
+    known.ENCODER: _ends,
+    known.DECODER: _ends,
+}

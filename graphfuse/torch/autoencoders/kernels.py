@@ -1,0 +1,48 @@
+"""What stands between two convolutions of a video autoencoder, on rows of channels: one kernel each.
+
+They are for inference. ``input`` is what a convolution made without its bias, which is ``addend``.
+"""
+
+import torch
+
+from graphfuse.functional.declaration import Variant
+from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.function import function
+from graphfuse.functional.norms import INPUT, OUT, WEIGHT
+from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, columns, like
+from graphfuse.op_graph.tensor import Tensor
+
+_ADDEND = TensorParameter("addend", FLOATS, columns("input"))
+_RESIDUAL = TensorParameter("residual", FLOATS, like("input"), optional=True)
+_TOTAL = TensorParameter("total", FLOATS, like("input"), written=True, optional=True)
+
+
+def _total(d: DrawnGraph) -> Tensor:
+    total = d.graph.add(d["input"], d["addend"])
+    return d.graph.add(total, d["residual"]) if "residual" in d else total
+
+
+def _draw_norm(d: DrawnGraph) -> None:
+    total = _total(d)
+    if "total" in d:
+        d.store_read("total", total)
+    d.store("out", d.graph.swish(d.norm(total)))
+
+
+@function(Variant((INPUT, _ADDEND, WEIGHT, _RESIDUAL, _TOTAL, OUT), _draw_norm), "out")
+def biased_rmsnorm_silu(
+    input: torch.Tensor,  # noqa: A002 - as in the other functions
+    addend: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """SiLU(RMSNorm(input + addend + residual, weight, eps)) over the last dimension.
+
+    input, residual: (..., channels); bfloat16, float16 or float32. addend, weight: (channels). total: gets the sum,
+    rounded to its type, which the norm does not; it may be input itself. out: as for ``rmsnorm``.
+
+    Returns out. Errors as of ``rmsnorm``.
+    """

@@ -1,0 +1,93 @@
+"""Classes of video autoencoders that are told by their source, as their forwards keep frames in lists, and are not
+straight.
+
+A class is known if the syntax tree of its forward is one of a table, without annotations and documentation. It may have
+any name. A version of diffusers with another forward keeps its own.
+"""
+
+import ast
+import functools
+import hashlib
+from types import FunctionType
+
+import torch
+
+from graphfuse.torch.fusion.source import syntax_tree
+from graphfuse.torch.fusion.symbols import ForwardDeclined
+
+CONVOLUTION = "causal convolution"
+NORM = "norm of channels"
+UPSAMPLE = "nearest upsampling"
+RESIDUAL = "residual block"
+ATTENTION = "attention of a frame"
+RESAMPLE = "resampling"
+MIDDLE = "middle block"
+UP = "upsampling block"
+RESIDUAL_UP = "residual upsampling block"
+RESIDUAL_DOWN = "residual downsampling block"
+ENCODER = "encoder"
+DECODER = "decoder"
+
+_ROLES = {
+    "04d4cc1d5eef07df": CONVOLUTION,
+    "13d23c0e7d565d8e": NORM,
+    "2589c33f8908ab21": NORM,  # before 0.38: normalizes in the type of its input
+    "9324770ad80c15cc": UPSAMPLE,
+    "6b11c2b5830c2809": RESIDUAL,
+    "65fa537881419e61": RESIDUAL,  # Qwen-Image
+    "220c002c809b1ace": ATTENTION,
+    "d2ba2e5c1e04d9bc": RESAMPLE,
+    "a5db7953bea157e8": RESAMPLE,  # Qwen-Image, as the others like it: counts the frames that it keeps
+    "23fc1bae73fbb131": MIDDLE,
+    "680be2f1110718f9": MIDDLE,  # before 0.38, as the others like it: passes the frames by place
+    "426ef8cfa2fa91d7": UP,
+    "dd853fe626a7c2ba": UP,
+    "5b27564abe5a56c0": UP,  # Qwen-Image, and before 0.35: is not told of the first chunk
+    "083afe537c743027": RESIDUAL_UP,
+    "3caf892c82025550": RESIDUAL_UP,
+    "f2798108d5a5002f": RESIDUAL_DOWN,
+    "afd25e4c2af44b70": RESIDUAL_DOWN,
+    "e49c76e8d9c2ab8c": ENCODER,
+    "ccf7adb7b36ca049": ENCODER,
+    "746b1a42078871be": ENCODER,  # Qwen-Image
+    "79b6e1480503651b": DECODER,
+    "04ba78038458710f": DECODER,
+    "5c6fe2f4721cccf5": DECODER,  # before 0.35
+    "eeab46ddbeb13e54": DECODER,  # Qwen-Image
+}
+"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42."""
+
+
+def role(module: torch.nn.Module) -> str:
+    """Role of a module's class; "" for one that is not known."""
+    forward = type(module).forward
+    is_torchs = getattr(forward, "__module__", "").startswith("torch.")  # whose files would be read for nothing
+    return _role(forward) if isinstance(forward, FunctionType) and not is_torchs else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _role(forward: FunctionType) -> str:
+    try:
+        return _ROLES.get(digest(forward), "")
+    except ForwardDeclined:
+        return ""
+
+
+def digest(function: FunctionType) -> str:
+    """A digest of what a function does, the same for all versions of Python."""
+    tree = syntax_tree(function)
+    if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
+        tree = ast.FunctionDef(tree.name, tree.args, tree.body[1:], tree.decorator_list, None)
+    return hashlib.sha256(_said(tree).encode()).hexdigest()[:16]
+
+
+_IGNORED = frozenset({"annotation", "returns", "type_comment", "type_params", "ctx", "kind"})
+
+
+def _said(node: object) -> str:
+    if isinstance(node, list):
+        return f"[{','.join(map(_said, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = (f"{n}={_said(v)}" for n, v in ast.iter_fields(node) if n not in _IGNORED and v not in (None, []))
+    return f"{type(node).__name__}({','.join(fields)})"

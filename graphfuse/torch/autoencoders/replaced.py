@@ -1,0 +1,99 @@
+"""Sets forwards on the modules of video autoencoders, and their weights in channels-last, and undoes both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import FunctionType, MethodType
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.torch.autoencoders import fault, known, wan
+from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
+from graphfuse.torch.fusion import set_forward
+from graphfuse.torch.fusion.report import Entry
+
+_TURNED = "_graphfuse_turned"
+_FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
+
+_ENDS = "the first convolution copies its input into channels-last, and the result is copied out of it"
+_BECAME = {
+    known.RESIDUAL: "frames (norm, swish, convolution, add)",
+    known.ATTENTION: "frames (norm, attention)",
+    known.RESAMPLE: "frames (copy, convolution)",
+    known.MIDDLE: "frames (its modules)",
+    known.UP: "frames (its modules)",
+    known.RESIDUAL_UP: "frames (its modules)",
+    known.RESIDUAL_DOWN: "frames (its modules)",
+    known.ENCODER: "frames (its modules)",
+    known.DECODER: "frames (its modules)",
+}
+
+
+def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
+    """Sets the forward of a module that is known. Returns what became of it; None for any other module. before_own: is
+    called with each norm that this goes around, before a call first runs the module's own forward."""
+    role, cls = known.role(module), type(module)
+    if role not in wan.FORWARDS:
+        return None
+    if not set_forward.is_free(module):
+        return Entry(name, cls.__name__, why="its forward is set on the module already, by something else")
+    if why := fault.of_module(module, role):
+        return Entry(name, cls.__name__, why=why)
+    function = _forward(role, cls, before_own)
+    function.__dict__[_TURNED] = tuple(_turned(module, role))
+    set_forward.set_on(module, function)
+    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in (known.ENCODER, known.DECODER) else "")
+
+
+def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Norms that the forward in the place of a known module's own computes itself."""
+    role = known.role(module)
+    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM] if role in _BECAME else []
+
+
+def put_back(module: torch.nn.Module) -> None:
+    """Weights as they were, before the forward is removed."""
+    found = vars(module).get("forward")
+    names = getattr(found.__func__, _TURNED, ()) if isinstance(found, MethodType) else ()
+    for name in names:
+        weight = module.get_parameter(name)
+        weight.data = weight.data.contiguous()
+
+
+def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
+    """Lays weights of convolutions channels-last. Returns the names of those that were not."""
+    names = {leaf: name for name, leaf in module.named_modules()}
+    for leaf in fault.leaves(module, role):
+        weight = getattr(leaf, "weight", None)
+        if isinstance(leaf, torch.nn.Conv2d | torch.nn.Conv3d) and weight.is_contiguous() and weight[0, 0].numel() > 1:
+            weight.data = weight.data.contiguous(memory_format=_FORMATS[weight.dim()])
+            yield f"{names[leaf]}.weight"
+
+
+def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
+    """Function in the place of a class's forward."""
+    own, run = cls.forward, wan.FORWARDS[role]
+    signature, is_end = inspect.signature(own), role in (known.ENCODER, known.DECODER)
+
+    def forward(self, *given, **named):
+        try:
+            of = signature.bind(self, *given, **named).arguments
+        except TypeError:  # which the own forward raises
+            of = {}
+        x, kept, position = of.get("x"), of.get("feat_cache"), of.get("feat_idx", [0])
+        if fault.of_call(self, role, x) or not isinstance(kept, list | None):
+            if not is_dynamo_compiling():
+                for norm in gone_around(self):
+                    before_own(norm)
+            return type(self).forward(self, *given, **named)
+        more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
+        with torch.no_grad(), wan.measured_plans() if x.is_cuda else nullcontext():
+            start = x if is_end else channels_last(x)  # the first convolution copies its input anyway
+            made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
+        return made.contiguous() if is_end else made
+
+    forward.__wrapped__ = own  # whose arguments inspect.signature tells
+    return forward

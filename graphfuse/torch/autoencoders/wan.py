@@ -1,0 +1,240 @@
+"""Forwards of the modules of WAN's VAE, and of Qwen-Image's, in channels-last from the first convolution to the last.
+
+Each is what the class's own computes, in other kernels: a norm and SiLU write where the convolution reads; the bias and
+the residual sum of the convolution before are in the same kernel; upsampling and the mixing of frames are one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional
+
+from graphfuse.torch.autoencoders import fault, known
+from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
+
+
+def residual(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    frames = _normed_frames(block.conv1, block.norm1, x, cache)
+    before = x.tensor
+    if not isinstance(block.conv_shortcut, torch.nn.Identity):
+        before = _by_channel(before, block.conv_shortcut)
+    middle = PendingSum(frames.convolved(None), block.conv1.bias)
+    frames = _normed_frames(block.conv2, block.norm2, middle, cache, is_read=False)
+    return PendingSum(frames.convolved(None), block.conv2.bias, before)
+
+
+def attention(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    before = x.complete()
+    n, c, t, h, w = before.shape
+    frames = normed(before, block.norm).permute(0, 2, 3, 4, 1).view(n * t, 1, h * w, c)
+    q, k, v = _linear(frames, block.to_qkv).chunk(3, dim=-1)
+    made = _linear(functional.scaled_dot_product_attention(q, k, v), block.proj)
+    return PendingSum(made.view(n, t, h, w, c).permute(0, 4, 1, 2, 3).add_(before))
+
+
+def resample(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    return _RESAMPLED[block.mode](block, x.complete(), cache)
+
+
+def middle(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    first, *others = block.resnets
+    x = run(first, x, cache)
+    for layer, resnet in zip(block.attentions, others, strict=False):
+        if layer is not None:
+            x = run(layer, x, cache)
+        x = run(resnet, x, cache)
+    return x
+
+
+def up(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    return _in_order([*block.resnets, *(block.upsamplers or ())], x, cache)
+
+
+def residual_up(block: torch.nn.Module, x: PendingSum, cache: Cache, first_chunk: bool = False) -> PendingSum:
+    before = x.complete()
+    x = _in_order([*block.resnets, *_there(block.upsampler)], x, cache)
+    if block.avg_shortcut is None:
+        return x
+    return PendingSum(channels_last(x.complete() + block.avg_shortcut(before, first_chunk=first_chunk)))
+
+
+def residual_down(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    before = x.complete()
+    x = _in_order([*block.resnets, *_there(block.downsampler)], x, cache)
+    return PendingSum(channels_last(x.complete() + block.avg_shortcut(before)))
+
+
+def encoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
+    x = _in_order([*module.down_blocks, module.mid_block], _first(module, x, cache), cache)
+    return _last(module, x, cache)
+
+
+def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **first: object) -> PendingSum:
+    """first: whether it is the first chunk, where the class is told."""
+    x = run(module.mid_block, _first(module, x, cache), cache)
+    for block in module.up_blocks:
+        x = run(block, x, cache, **first)
+    return _last(module, x, cache)
+
+
+FORWARDS: dict[str, Callable[..., PendingSum]] = {
+    known.RESIDUAL: residual,
+    known.ATTENTION: attention,
+    known.RESAMPLE: resample,
+    known.MIDDLE: middle,
+    known.UP: up,
+    known.RESIDUAL_UP: residual_up,
+    known.RESIDUAL_DOWN: residual_down,
+    known.ENCODER: encoder,
+    known.DECODER: decoder,
+}
+"""By role, of (module, activation, cache, first_chunk where the own forward takes it)."""
+
+
+def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) -> PendingSum:
+    """A module within another: its forward here, or the module itself where that would compute something else."""
+    role = known.role(module)
+    if role in FORWARDS and not fault.of_call(module, role, x.tensor):
+        return FORWARDS[role](module, x, cache, **more)
+    frames = {"feat_cache": cache.kept, "feat_idx": cache.position} if cache else {}
+    return PendingSum(channels_last(module(x.complete(), **frames, **more)))
+
+
+@contextmanager
+def measured_plans() -> Iterator[None]:
+    """cuDNN's plans for convolutions are chosen by measuring them once."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _in_order(modules: Iterable[torch.nn.Module], x: PendingSum, cache: Cache) -> PendingSum:
+    for module in modules:
+        x = run(module, x, cache)
+    return x
+
+
+def _there(module: torch.nn.Module | None) -> tuple[torch.nn.Module, ...]:
+    return () if module is None else (module,)
+
+
+def _normed_frames(
+    conv: torch.nn.Module, norm: torch.nn.Module, x: PendingSum, cache: Cache, is_read: bool = True
+) -> Frames:
+    frames = Frames(conv, x.tensor.shape, cache.get(), x.tensor)
+    x.norm_silu_into(frames.new, norm, is_read)
+    cache.put(frames.last() if cache else None)
+    return frames
+
+
+def _first(module: torch.nn.Module, x: PendingSum, cache: Cache) -> PendingSum:
+    frames = Frames(module.conv_in, x.tensor.shape, cache.get(), x.tensor)
+    frames.new.copy_(x.tensor)
+    cache.put(frames.last() if cache else None)
+    return PendingSum(frames.convolved(None), module.conv_in.bias)
+
+
+def _last(module: torch.nn.Module, x: PendingSum, cache: Cache) -> PendingSum:
+    frames = _normed_frames(module.conv_out, module.norm_out, x, cache, is_read=False)
+    return PendingSum(frames.convolved(module.conv_out.bias))
+
+
+def _linear(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
+    """A convolution of single pixels, whose channels are last."""
+    return functional.linear(x, conv.weight.flatten(1), conv.bias)
+
+
+def _by_channel(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
+    return _linear(x.permute(0, 2, 3, 4, 1), conv).permute(0, 4, 1, 2, 3)
+
+
+def _images(x: torch.Tensor) -> torch.Tensor:
+    """All frames as images, channels last."""
+    n, c, t, h, w = x.shape
+    return x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w)
+
+
+def _frames(images: torch.Tensor, samples: int) -> torch.Tensor:
+    return images.view(samples, -1, *images.shape[1:]).permute(0, 2, 1, 3, 4)
+
+
+def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSum:
+    """The convolution of frames in double height and width. mixed: how many frames each of x is, one behind the other
+    in its channels."""
+    n, c, t, h, w = x.shape
+    wide = _wide(x.permute(0, 2, 3, 4, 1).view(n * t, h, w, mixed, c // mixed)).permute(0, 3, 1, 2, 4)
+    large = wide.new_empty((n * t, mixed, h, 2, w, 2, wide.shape[-1]))
+    large.copy_(wide[:, :, :, None, :, None].expand(large.shape))
+    images = large.view(x.dtype).view(n * t * mixed, 2 * h, 2 * w, c // mixed).permute(0, 3, 1, 2)
+    conv = block.resample[1]
+    made = functional.conv2d(images, conv.weight, None, padding=conv.padding)
+    return PendingSum(channels_last(_frames(made, n)), conv.bias)
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    """Elements of 16 bytes where channels come to such: torch copies one at a time."""
+    size = 16 // t.element_size()
+    fits = t.shape[-1] % size == 0 and t.storage_offset() % size == 0
+    return t.view(torch.complex128) if fits else t
+
+
+def _upsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
+    if not cache:
+        return _upsampled(block, x, 1)
+    kept = cache.get()
+    if kept is None:
+        cache.put("Rep")
+        return _upsampled(block, x, 1)
+    frames = Frames(block.time_conv, x.shape, kept if isinstance(kept, torch.Tensor) else None, x)
+    frames.new.copy_(x)
+    last = frames.last()
+    if last.shape[2] == 1:
+        last = torch.cat([torch.zeros_like(last), last], dim=2)
+    cache.put(last)
+    return _upsampled(block, frames.convolved(block.time_conv.bias), 2)
+
+
+def _downsampled(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
+    """Padded by two pixels on all sides, what the own forward pads by one behind: the convolution's first results then
+    are those of pixels that are not there, and the others are the same."""
+    conv, (h, w) = block.resample[1], x.shape[-2:]
+    made = functional.conv2d(_images(x), conv.weight, None, conv.stride, (2, 2))
+    made = made[:, :, 1 : 1 + (h - 2) // 2 + 1, 1 : 1 + (w - 2) // 2 + 1]
+    total = empty(x.shape[0], made.shape[1], x.shape[2], *made.shape[2:], like=made)
+    torch.add(_frames_of_part(made, x.shape[0]), conv.bias.view(-1, 1, 1, 1), out=total)
+    return PendingSum(total)
+
+
+def _frames_of_part(images: torch.Tensor, samples: int) -> torch.Tensor:
+    return images.unflatten(0, (samples, -1)).permute(0, 2, 1, 3, 4)
+
+
+def _downsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
+    made = _downsampled(block, x, cache)
+    if not cache:
+        return made
+    frames, kept = made.tensor, cache.get()
+    cache.put(frames[:, :, -1:].clone(memory_format=FRAMES))
+    if kept is None:
+        return made
+    n, c, t, h, w = frames.shape
+    both = empty(n, c, t + 1, h, w, frames)
+    both[:, :, :1].copy_(kept[:, :, -1:])
+    both[:, :, 1:].copy_(frames)
+    conv = block.time_conv
+    return PendingSum(channels_last(functional.conv3d(both, conv.weight, None, conv.stride)), conv.bias)
+
+
+_RESAMPLED: dict[str, Callable[[torch.nn.Module, torch.Tensor, Cache], PendingSum]] = {
+    "upsample2d": lambda block, x, cache: _upsampled(block, x, 1),
+    "upsample3d": _upsample_frames,
+    "downsample2d": _downsampled,
+    "downsample3d": _downsample_frames,
+}
+"""By the mode of a resampling module."""

@@ -1,0 +1,38 @@
+"""A forward that is set on a module itself, as ``kernels.kernelize`` does it: class, parameters, hooks and state dict
+stay what they are, ``copy.deepcopy`` binds it to the copy, and pickle stores a module without it, which then runs its
+class's own.
+"""
+
+from types import FunctionType, MethodType
+
+import torch
+
+_MARK = "_graphfuse_fused"
+
+
+def set_on(module: torch.nn.Module, function: FunctionType) -> None:
+    """Makes `function`, whose first argument is the module, its forward."""
+    function.__dict__[_MARK] = True
+    module.forward = MethodType(function, module)
+
+
+def is_set_on(module: torch.nn.Module) -> bool:
+    """True if its forward was set by `set_on`."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
+
+
+def is_free(module: torch.nn.Module) -> bool:
+    """True if nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
+    such."""
+    found = vars(module).get("forward")
+    return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
+
+
+def remove_from(module: torch.nn.Module) -> None:
+    del module.forward
+
+
+def runs_its_class(module: torch.nn.Module) -> bool:
+    """True if its forward computes what its class's does."""
+    return is_free(module) or is_set_on(module)
