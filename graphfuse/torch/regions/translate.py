@@ -17,6 +17,7 @@ from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
 from graphfuse.torch.regions.groups import Groups
+from graphfuse.torch.regions.turned import turned_within
 
 
 class TranslatedGraph:
@@ -106,6 +107,9 @@ class TranslatedGraph:
         """True if a node translates; what it is made of has been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
             return self._regrouped(node)
+        if self._groups is None and (whole := turned_within(node)) is not None:
+            self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
+            return True
         aliases: dict[int, torch.Tensor] = {}
         found = None if self._mixes(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
         if found is None:
