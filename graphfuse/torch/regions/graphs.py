@@ -11,6 +11,7 @@ import torch
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.problem import planned
@@ -129,15 +130,9 @@ class RegionGraphs(Computation):
             backward = self.backward
         except GraphNotSupportedError as error:
             return str(error)
-        layouts = {}
-        for a in backward.arguments:
-            if not a.written or a.name in made:
-                ((dtype, stored),) = list(a.types.items())[:1]
-                (shape,) = a.shape({self.first: rows}) if a.shape else (rows,)
-                lies = strides if self.program.follows and shape == rows else packed_stride(shape)
-                layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
-        _, planner = planned("region_backward", backward, layouts, device)
-        return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
+        used = [a for a in backward.arguments if not a.written or a.name in made]
+        lies = strides if self.program.follows else ()
+        return "" if has_kernels(backward, used, rows, lies, device) else "no kernels make its gradients"
 
     # Arguments.
 
@@ -234,18 +229,18 @@ class RegionGraphs(Computation):
     def _statistic(self, name: str) -> RowExtents:
         """Extents of one value a row, or a part of one."""
         graph, rank = self._small[0], len(self.program.inputs[0].axes)
-        dim = _named(graph, name).get_dim()
+        dim = named(graph, name).get_dim()
         part = _COLUMNS * self._longest // dim[-2] if len(dim) > rank else 0
         return RowExtents("n" * (len(dim) - 1) + "1", part)
 
     # Graphs.
 
     def _forward(self, d: DrawnGraph) -> None:
-        given = {one.name: _read(d, one) for one in self.program.inputs}
+        given = {one.name: read_input(d, one) for one in self.program.inputs}
         kept = self._own_statistics(d)
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
-            d.store_read(name, _named(d.graph, name))
+            d.store_read(name, named(d.graph, name))
         for one in self.program.outputs:
             d.store(one.name, made[one.step], of_rows=one.extents.without_columns)
 
@@ -254,12 +249,13 @@ class RegionGraphs(Computation):
         others = {a.name for a in (*self.tensors, *self.results)}
         return [name for name in d.layouts if name not in others]
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def draw_backward(self, d: DrawnGraph) -> None:
+        """Draws the gradients that are asked for."""
         shape = d.layouts[self.first].shape
         forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
         names |= {made[one.step]: one.name for one in self.program.outputs}
-        names |= {_named(forward, a.name): a.name for a in self.statistics}
+        names |= {named(forward, a.name): a.name for a in self.statistics}
 
         def kept(t: Tensor) -> Tensor | None:
             return d.like(names[t], t) if names.get(t) in self.kept else None
@@ -270,6 +266,8 @@ class RegionGraphs(Computation):
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
         store(d, grads, {f"d{one.name}" for one in self.computed if one.extents.without_columns})
+
+    _backward = draw_backward
 
     def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
         """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
@@ -289,11 +287,26 @@ class RegionGraphs(Computation):
         return drawn
 
 
+def has_kernels(
+    variant: Variant, used: Sequence[TensorParameter], rows: Shape, strides: Shape, device: str
+) -> bool:
+    """True if kernels run a graph for rows of a shape, the first of its arguments `used`. strides: of tensors of this
+    shape; () where they lie row after row."""
+    layouts = {}
+    for a in used:
+        ((dtype, stored),) = list(a.types.items())[:1]
+        (shape,) = a.shape({used[0].name: rows}) if a.shape else (rows,)
+        lies = strides if strides and shape == rows else packed_stride(shape)
+        layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
+    _, planner = planned("region", variant, layouts, device)
+    return not any(part.engine.facts is Subgraph for part in planner.at(0).parts)
+
+
 def _is_float(one: RegionInput | Result) -> bool:
     return data_type[one.dtype] in FLOATS.values()
 
 
-def _named(graph: pygraph, name: str) -> Tensor:
+def named(graph: pygraph, name: str) -> Tensor:
     return next(t for t in graph.tensors if _identifier(t.get_name()) == name)
 
 
@@ -302,7 +315,7 @@ def _identifier(name: str) -> str:
     return name.replace("::", "_")
 
 
-def _read(d: DrawnGraph, one: RegionInput) -> Tensor:
+def read_input(d: DrawnGraph, one: RegionInput) -> Tensor:
     return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
 
 

@@ -205,9 +205,12 @@ class Program:
                 made[one.step].set_stride(strides[0])
         return graph, given, made
 
-    def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
+    def draw(
+        self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False, apart: bool = False
+    ) -> list[Tensor]:
         """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
-        training: whether norms make what their gradients need."""
+        training: whether norms make what their gradients need. apart: whether they are multiplied by a scale behind
+        them, as it varies along rows."""
         made: list[Tensor] = []
         parts = {one.name: one.part for one in self.inputs} | {f"@{n}": s.part for n, s in enumerate(self.steps)}
         views: dict[tuple[Source, int], Tensor] = {}
@@ -228,9 +231,14 @@ class Program:
             attributes = {name: _ENUMS[name][v] if name in _ENUMS else v for name, v in step.attributes.items()}
             inputs = {port: read(source, step.part) for port, source in step.inputs.items()}
             attributes |= op.training if training else {}
+            scale = inputs.pop("scale", None) if apart and step.op == "rmsnorm" else None
             getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}")
             node = graph.nodes[-1]
             out = node.outputs[op.outputs[0].name]
+            if scale is not None:
+                infer(graph, node)
+                out = graph.mul(out, scale)
+                node = graph.nodes[-1]
             if step.op == "reduction":
                 out.set_dim((*node.inputs["input"].get_dim()[:-1], 1))
             if step.dtype:

@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import several, told
+from graphfuse.torch.fusion.meaning import same, several, told, value
+from graphfuse.torch.fusion.neighbours import is_as_large
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
@@ -23,7 +24,7 @@ from graphfuse.torch.regions.turned import turned_within
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
     not translate. node_of: the node that has a tensor, by the tensor's number. unread: nodes that nobody reads, and
-    which are left as they are.
+    which are left as they are. in_memory: nodes that translate, and readers that read what they have made.
 
     axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
     groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
@@ -44,6 +45,7 @@ class TranslatedGraph:
         self.why: dict[Node, str] = {}
         self.node_of: dict[int, Node] = {}
         self.unread: set[Node] = set()
+        self.in_memory: set[tuple[Node, Node]] = set()
         self.held: list[object] = []  # tensors that numbers are of
 
     def recorded(self, node: Node, reader: Node | None = None) -> object:
@@ -116,6 +118,7 @@ class TranslatedGraph:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
+        self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
         known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
@@ -135,6 +138,15 @@ class TranslatedGraph:
             return False
         return True
 
+    def _is_kept(self, t: Node, reader: Node) -> bool:
+        """True for what is computed beside the rows, of several dimensions, and what others read as well: no kernel has
+        it that has rows."""
+        found, made = self.values.get(t), (value(t), value(reader))
+        if self._groups is not None or len(t.users) < 2 or None in made or not isinstance(found, Value):
+            return False
+        dims = sum(not same(n, 1) for n in made[0].shape)
+        return 1 < dims and not is_as_large(t, reader) and found.step is not None and _is_pointwise(found.step)
+
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
         outside = (self.values.get(t) for t in node.all_input_nodes if t not in self._inside)
@@ -143,7 +155,7 @@ class TranslatedGraph:
     def _tensors(self, node: Node, reader: Node):
         """Recorded tensors of a node, with their values."""
         recorded, value = self.recorded(node, reader), self.values.get(node)
-        if reader in self._inside and node not in self._inside:
+        if reader in self._inside and node not in self._inside or (node, reader) in self.in_memory:
             value = None
         for i, t in enumerate(several(recorded)):
             if isinstance(t, torch.Tensor):
@@ -169,6 +181,12 @@ class TranslatedGraph:
         for t, value in zip(call.results, several(made), strict=False):
             known[id(t)] = value
             self.held.append(t)
+
+
+def _is_pointwise(step: OwnedStep) -> bool:
+    """True if nothing is reduced for a step."""
+    made = (v.step for v in step.inputs.values() if isinstance(v, Value) and v.step is not None)
+    return OPS[step.op].pointwise and all(map(_is_pointwise, made))
 
 
 def _check_pointwise(steps: Sequence[OwnedStep]) -> None:
