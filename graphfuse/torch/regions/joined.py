@@ -112,7 +112,7 @@ class JoinedGraphs(Computation):
         def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
             *rows, heads, columns = shapes[first.name]
             if heads != expected and len(rows) + 2 == len(first.axes):  # else leading axes may be joined
-                raise VariantPackError(f"{first.name} has shape {shapes[first.name]}; accepted: {expected} for {heads}")
+                raise VariantPackError(f"{first.name} has shape {tuple(shapes[first.name])}; accepted: {expected} for {heads}")
             seen = (*rows, other, columns)
             return of({first.name: seen}) if of else (seen,)
 
