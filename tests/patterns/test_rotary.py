@@ -73,7 +73,9 @@ def test_a_rotation_that_is_written_out(columns, interleaved):
     wide = given["x"].double().softmax(-1)
     one, two = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
     turned = torch.stack((-two, one), -1).flatten(-2) if interleaved else torch.cat((-two, one), -1)
-    torch.testing.assert_close(run.pack["out"].double(), wide * given["cos"] + turned * given["sin"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        run.pack["out"].double(), wide * given["cos"] + turned * given["sin"], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_values_in_fp8():

@@ -259,7 +259,13 @@ COMPILED = {
         "with post_feedforward_layernorm": 2,
         "mul, div, tanh, add, softmax, cast to BFLOAT16": 2,
     },
-    "gemma3_text": {SUMMED: 5, JOINED: 2, "with post_feedforward_layernorm": 2, "add, rmsnorm, mul, turn_pairs": 2, "with q_norm": 2},
+    "gemma3_text": {
+        SUMMED: 5,
+        JOINED: 2,
+        "with post_feedforward_layernorm": 2,
+        "add, rmsnorm, mul, turn_pairs": 2,
+        "with q_norm": 2,
+    },
     "gpt_oss": {"rmsnorm": 1, SUMMED: 4, "softmax": 2} | ATTENTION["gpt_oss"],
 }
 """Operations of regions, and other operators: how many."""

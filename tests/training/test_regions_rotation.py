@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse import SerializedError, VariantPackError
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend.compiled import replace_in
 from graphfuse.torch.regions import judged
 from graphfuse.torch.regions.graphs import has_kernels
 from graphfuse.torch.regions.joined import JoinedProgram, graphs_of

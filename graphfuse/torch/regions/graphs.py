@@ -249,8 +249,7 @@ class RegionGraphs(Computation):
         others = {a.name for a in (*self.tensors, *self.results)}
         return [name for name in d.layouts if name not in others]
 
-    def draw_backward(self, d: DrawnGraph) -> None:
-        """Draws the gradients that are asked for."""
+    def _backward(self, d: DrawnGraph) -> None:
         shape = d.layouts[self.first].shape
         forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
@@ -266,8 +265,6 @@ class RegionGraphs(Computation):
         found = walk.gradients(grads, [*wanted])
         grads = {n: found[t] if t in found else walk.expanded(0.0, tuple(t.get_dim())) for t, n in wanted.items()}
         store(d, grads, {f"d{one.name}" for one in self.computed if one.extents.without_columns})
-
-    _backward = draw_backward
 
     def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
         """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
@@ -287,15 +284,14 @@ class RegionGraphs(Computation):
         return drawn
 
 
-def has_kernels(
-    variant: Variant, used: Sequence[TensorParameter], rows: Shape, strides: Shape, device: str
-) -> bool:
+def has_kernels(variant: Variant, used: Sequence[TensorParameter], rows: Shape, strides: Shape, device: str) -> bool:
     """True if kernels run a graph for rows of a shape, the first of its arguments `used`. strides: of tensors of this
     shape; () where they lie row after row."""
-    layouts = {}
+    layouts, shapes = {}, dict[str, Shape]()
     for a in used:
         ((dtype, stored),) = list(a.types.items())[:1]
-        (shape,) = a.shape({used[0].name: rows}) if a.shape else (rows,)
+        (shape,) = a.shape(shapes) if a.shape else (rows,)
+        shapes[a.name] = shape
         lies = strides if strides and shape == rows else packed_stride(shape)
         layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
     _, planner = planned("region", variant, layouts, device)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from graphfuse.torch.fusion.meaning import hint, same, told
 from graphfuse.torch.regions.choose import TorchRegion, device_of
 from graphfuse.torch.regions.graphs import RegionGraphs, has_kernels
 from graphfuse.torch.regions.joined import JoinedGraphs, JoinedProgram
-from graphfuse.torch.regions.program import Program
+from graphfuse.torch.regions.program import Program, RegionInput
 from graphfuse.torch.regions.replace import fits
 from graphfuse.torch.regions.traffic import traffic
 
 
-def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[Node]) -> list[TorchRegion]:
+def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]) -> list[TorchRegion]:
     """Regions, of which two are one, in the place of the first, where one kernel computes them. left: first outputs of
     those that are not replaced."""
-    found, waiting = [], dict[tuple[object, ...], int]()
+    found, waiting = list[TorchRegion](), dict[tuple[object, ...], int]()
     for region in regions:
         key = _read_together(region) if region.outputs[0] not in left else ()
         place = waiting.pop(key, None) if key else None
@@ -34,58 +34,60 @@ def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[Node]) 
 
 def _read_together(region: TorchRegion) -> tuple[object, ...]:
     """The program, and the nodes that another region of it may read as well; () for a region that is none of two."""
-    program, pairs = region.program, [*zip(region.inputs, region.program.inputs, strict=True)]
-    shared = [node for node, one in pairs if _is_shared(program, one.name)]
-    each = [(told(node), one) for node, one in pairs if node not in shared]
-    if not shared or program.follows or len(program.inputs[0].axes) < 3 or not _is_known(program):
+    program = region.program
+    if program.follows or len(program.inputs[0].axes) < 3 or not _is_joinable(program):
         return ()
-    if any(told(node).requires_grad for node in shared) or any(t.dim() > 1 and not one.extents.whole for t, one in each):
-        return ()
-    return program.text, *shared
+    pairs = [*zip(region.inputs, program.inputs, strict=True)]
+    shared = [node for node, one in pairs if _is_shared(one)]
+    given = [told(node) for node, one in pairs if not _is_shared(one) and not one.extents.whole]
+    fits = not any(told(node).requires_grad for node in shared) and all(t.dim() == 1 for t in given)
+    return (program.text, *shared) if shared and fits else ()
 
 
-def _is_shared(program: Program, name: str) -> bool:
+def _is_shared(one: RegionInput) -> bool:
     """True for what is the same along the axis before the columns, and not along all others."""
-    axes = next(one.axes for one in program.inputs if one.name == name)
-    return axes[-2] in "1-" and "n" in axes[:-2]
+    return one.axes[-2] in "1-" and "n" in one.axes[:-2]
 
 
-def _is_known(program: Program) -> bool:
-    """True if all that is computed has the rows, and norms can do without a bias."""
-    steps = (step for step in program.steps if step.op in ("layernorm", "rmsnorm"))
-    plain = all(step.op == "rmsnorm" and "bias" not in step.inputs for step in steps)
+def _is_joinable(program: Program) -> bool:
+    """True if all that is made has the rows, and norms can do without what varies along them."""
+    norms = (step for step in program.steps if step.op in ("layernorm", "rmsnorm"))
     graphs = RegionGraphs.of(program.text)
-    is_one = graphs.first == program.inputs[0].name and not graphs.shared and not graphs.as_given
-    return plain and is_one and all(one.extents.whole for one in program.outputs)
+    return (
+        all(step.op == "rmsnorm" and "bias" not in step.inputs for step in norms)
+        and all(one.extents.whole for one in program.outputs)
+        and graphs.first == program.inputs[0].name
+        and not (graphs.shared or graphs.as_given)
+    )
 
 
 def _joined(graph: Graph, one: TorchRegion, other: TorchRegion) -> TorchRegion | None:
-    """Both as one region; None where no kernel computes them, or nowhere in the graph."""
-    (a, b), program = (_rows(each) for each in (one, other)), one.program
-    heads = a[-2], b[-2]
-    is_known = all(isinstance(n, int) for n in heads) and all(map(same, a[:-2], b[:-2])) and same(a[-1], b[-1])
-    if not is_known or type(one.tensors[0]).__name__ == "DTensor":
+    """Both as one region; None where no kernels compute it, or where it has no place in the graph."""
+    a, b = ([region.tensors[0].shape[d] for d in region.orders[0]] for region in (one, other))
+    *rows, heads, columns = a
+    is_alike = all(map(same, (*rows, columns), (*b[:-2], b[-1]))) and isinstance(heads, int) and isinstance(b[-2], int)
+    if not is_alike or type(one.tensors[0]).__name__ == "DTensor":
         return None
-    shared = tuple(each.name for each in program.inputs if _is_shared(program, each.name))
-    own = [n for n, each in enumerate(program.inputs) if each.name not in shared]
-    count, made = len(one.inputs), range(len(one.inputs), len(one.tensors))
-    nodes = sorted({*one.nodes, *other.nodes})
-    inputs, outputs = (*one.inputs, *(other.inputs[n] for n in own)), one.outputs + other.outputs
+    program = one.program
+    shared = [_is_shared(each) for each in program.inputs]
 
-    def both(of: str) -> tuple:
-        mine, theirs = getattr(one, of), getattr(other, of)
-        return *mine[:count], *(theirs[n] for n in own), *mine[count:], *(theirs[n] for n in made)
+    def both(mine: Sequence, theirs: Sequence, is_shared: Sequence[bool]) -> tuple:
+        each = zip(mine, theirs, is_shared, strict=True)
+        return tuple(made for x, y, once in each for made in ((x,) if once else (x, y)))
 
-    joint = JoinedProgram(program, heads, shared)
-    moved = traffic(nodes, inputs, outputs)
-    region = TorchRegion(joint, tuple(nodes), inputs, outputs, both("tensors"), both("orders"), moved)
-    graphs, rows = JoinedGraphs.of(joint), tuple(map(hint, a))
+    made = [False] * len(one.outputs)
+    inputs, outputs = both(one.inputs, other.inputs, shared), both(one.outputs, other.outputs, made)
+    region = TorchRegion(
+        JoinedProgram(program, (heads, b[-2]), tuple(each.name for each in program.inputs if _is_shared(each))),
+        tuple(sorted({*one.nodes, *other.nodes})),
+        inputs,
+        outputs,
+        both(one.tensors, other.tensors, shared + made),
+        both(one.orders, other.orders, shared + made),
+        traffic([*one.nodes, *other.nodes], inputs, outputs),
+    )
+    graphs, device = JoinedGraphs(region.program), str(device_of(one.tensors[0].device))
     trains = any(told(node).requires_grad for node in outputs)
     variants = (graphs.training, graphs.backward) if trains else (graphs.inference,)
-    device = str(device_of(one.tensors[0].device))
-    has_all = all(has_kernels(each, each.arguments, rows, (), device) for each in variants)
+    has_all = all(has_kernels(each, each.arguments, tuple(map(hint, a)), (), device) for each in variants)
     return region if has_all and fits(graph, region, inputs)[1] else None
-
-
-def _rows(region: TorchRegion) -> tuple[object, ...]:
-    return tuple(region.tensors[0].shape[d] for d in region.orders[0])
