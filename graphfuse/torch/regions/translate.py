@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import same, several, told, value
+from graphfuse.torch.fusion.meaning import same, several, told
+from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.fusion.neighbours import is_as_large
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
@@ -141,7 +142,7 @@ class TranslatedGraph:
     def _is_kept(self, t: Node, reader: Node) -> bool:
         """True for what is computed beside the rows, of several dimensions, and what others read as well: no kernel has
         it that has rows."""
-        found, made = self.values.get(t), (value(t), value(reader))
+        found, made = self.values.get(t), (value_of(t), value_of(reader))
         if self._groups is not None or len(t.users) < 2 or None in made or not isinstance(found, Value):
             return False
         dims = sum(not same(n, 1) for n in made[0].shape)
@@ -178,9 +179,8 @@ class TranslatedGraph:
         drawing = CallDrawing(self.steps, node, call, known, 0 if self.part(node) else self.axis, self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
-        for t, value in zip(call.results, several(made), strict=False):
-            known[id(t)] = value
-            self.held.append(t)
+        known |= zip(map(id, call.results), several(made), strict=False)
+        self.held += call.results
 
 
 def _is_pointwise(step: OwnedStep) -> bool:
