@@ -1,147 +1,76 @@
-"""A computation of two tensors of rows that differ in an extent, as of the heads of queries and of keys.
+"""Two computations of one kind as one, of tensors of rows that differ in an extent: the heads of queries and of keys."""
 
-Forward is one graph for both. Backward has the gradients of either, by the computation that it has alone.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
 
 from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.layout import Layout
 from graphfuse.functional.tensor_parameter import Rule, TensorParameter
-from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.computation import Computation
-
-T = TypeVar("T")
 
 
 class Both(Computation):
-    """Computation of both, whose tensors are those of either in turn.
+    """Computation whose tensors are those of `each` in turn. Forward is drawn for both at once; gradients of either are
+    drawn by the computation that it has alone.
 
-    one: that of either. names: of its tensors where they are the first's, and where they are the second's. What both
-    read has one name. rows: shapes that the second's tensor of rows may have.
+    each: both, whose tensors have different names, but for what both read. That has no gradient.
+    rows: shapes that the second's tensor of rows may have.
     """
 
-    one: Computation
-    names: Sequence[Mapping[str, str]]
+    each: tuple[Computation, Computation]
     rows: Rule
 
     @cached_property
     def tensors(self) -> tuple[TensorParameter, ...]:
-        return self._both(self.one.tensors)
+        return self._united(one.tensors for one in self.each)
 
     @cached_property
     def results(self) -> tuple[TensorParameter, ...]:
-        return self._both(self.one.results)
+        return self._united(one.results for one in self.each)
 
     @cached_property
     def statistics(self) -> tuple[TensorParameter, ...]:
-        return self._both(self.one.statistics)
+        return self._united(one.statistics for one in self.each)
 
     @cached_property
     def read_backward(self) -> tuple[TensorParameter, ...]:
-        return self._both(self.one.read_backward)
+        return self._united(one.read_backward for one in self.each)
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name(kept) for kept in self.one.kept for name in self.named))
+        return tuple(dict.fromkeys(name for names in zip(*(one.kept for one in self.each), strict=True) for name in names))
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:
-        pairs = zip(self.one.tensors, self.one.gradients, strict=True)
-        return tuple(
-            {
-                name(a.name): None if grad is None or self.is_shared(a.name) else self._of(grad, name)
-                for a, grad in pairs
-                for name in self.named
-            }.values()
-        )
+        made = {a.name: grad for one in self.each for a, grad in zip(one.tensors, one.gradients, strict=True)}
+        return tuple(None if a.name in self.shared_names else made[a.name] for a in self.tensors)
 
     @cached_property
     def incoming(self) -> tuple[str | None, ...]:
-        return tuple(grad and name(grad) for grad in self.one.incoming for name in self.named)
+        return tuple(name for names in zip(*(one.incoming for one in self.each), strict=True) for name in names)
 
     @cached_property
-    def sources(self) -> Mapping[str, Sequence[str]]:
-        own = {out: [a for a in of if not self.is_shared(a)] for out, of in self.one.sources.items()}
-        return {name(out): tuple(map(name, of)) for out, of in own.items() for name in self.named}
+    def sources(self) -> Mapping[str, Collection[str]]:
+        found = {out: names for one in self.each for out, names in one.sources.items()}
+        return {out: [name for name in names if name not in self.shared_names] for out, names in found.items()}
 
     @cached_property
-    def named(self) -> Sequence[Callable[[str], str]]:
-        """Functions that name what is the first's, and the second's, by what `one` calls it: also gradients, and
-        whether they are asked for."""
+    def shared_names(self) -> set[str]:
+        """Names of what both read."""
+        first, second = ({a.name for a in one.tensors} for one in self.each)
+        return first & second
 
-        def function(names: Mapping[str, str]) -> Callable[[str], str]:
-            known = {prefix + a: prefix + b for prefix in ("", "d", "needs_d") for a, b in names.items()}
-            return lambda name: known.get(name, name)
-
-        return tuple(map(function, self.names))
-
-    def is_shared(self, name: str) -> bool:
-        """True for a tensor of `one` that both read."""
-        first, second = self.named
-        return first(name) == second(name)
-
-    def _both(self, parameters: Iterable[TensorParameter]) -> tuple[TensorParameter, ...]:
-        made = {name(a.name): self._of(a, name) for a in parameters for name in self.named}
-        return tuple(made.values())
-
-    def _of(self, a: TensorParameter, name: Callable[[str], str]) -> TensorParameter:
-        shape, new = a.shape, a.new
-        is_second_of_rows = shape is None and name is self.named[1]
-        return replace(
-            a,
-            name=name(a.name),
-            asked=a.asked and name(a.asked),
-            shape=self.rows if is_second_of_rows else shape and (lambda shapes: shape(Renamed(shapes, name))),
-            new=(lambda tensors: new(Renamed(tensors, name))) if callable(new) else new,
-            free=a.free or is_second_of_rows,
-        )
+    def _united(self, each: Iterable[Iterable[TensorParameter]]) -> tuple[TensorParameter, ...]:
+        (first, second), *others = zip(*each, strict=True)
+        second = second if second.shape else replace(second, shape=self.rows, free=True)
+        return tuple({a.name: a for a in (first, second, *(a for pair in others for a in pair))}.values())
 
     def _backward(self, d: DrawnGraph) -> None:
-        self.draw_gradients(d, self.one)
-
-    def draw_gradients(self, d: DrawnGraph, one: Computation) -> None:
-        """Draws the gradients that are asked for, of the first and of the second."""
-        for name in self.named:
-            if any(a is not None and name(a.name) in d for a in one.gradients):
-                one.backward.draw(RenamedDrawing(d, name, [a.name for a in one.backward.arguments]))
+        draw_gradients(d, self.each)
 
 
-@dataclass(frozen=True)
-class Renamed(Mapping[str, T]):
-    """A mapping by other names."""
-
-    of: Mapping[str, T]
-    name: Callable[[str], str]
-
-    def __getitem__(self, name: str) -> T:
-        return self.of[self.name(name)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.of)
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def values(self):
-        return self.of.values()
-
-
-class RenamedDrawing:
-    """A drawing whose arguments, of which some have these names, are those of another by other names."""
-
-    def __init__(self, d: DrawnGraph, name: Callable[[str], str], names: Iterable[str]):
-        self._d, self._name, self.graph, self.number = d, name, d.graph, d.number
-        self.layouts: Mapping[str, Layout] = {one: d.layouts[name(one)] for one in names if name(one) in d}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.layouts
-
-    def like(self, name: str, t: Tensor) -> Tensor:
-        return self._d.like(self._name(name), t)
-
-    def store(self, name: str, t: Tensor, of_rows: bool = False) -> None:
-        self._d.store(self._name(name), t, of_rows=of_rows)
+def draw_gradients(d: DrawnGraph, each: Iterable[Computation]) -> None:
+    """Draws the gradients that are asked for, by those computations that have some of them."""
+    for one in each:
+        if any(a is not None and a.name in d for a in one.gradients):
+            one.backward.draw(d)

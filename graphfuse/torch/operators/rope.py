@@ -5,7 +5,7 @@ backward of RMSNorm.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,58 +14,48 @@ from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.norms import of_keys
-from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
+from graphfuse.functional.rope import angles, draw, either_way, heads_and_angles
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.both import Both
-from graphfuse.torch.operators.computation import (
-    DWEIGHT,
-    DY,
-    INVERSE_RMS,
-    TYPES,
-    WEIGHT,
-    Computation,
-    X,
-    gradient_of,
-    of_rows,
-)
+from graphfuse.torch.operators.both import Both, draw_gradients
+from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
 from graphfuse.torch.operators.formula import differentiable
 
 Ways = Mapping[tuple[object, ...], Variant]
 
+_GIVEN = {a.name: a for a in heads_and_angles(TYPES)}
 
-@dataclass(frozen=True)
+
 class RotatedNorm(Computation):
-    """The heads of queries alone, or of keys, normalized and rotated: what the gradients of either are of."""
+    """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
 
-    is_neox: bool
-    tensors = (X, WEIGHT, *angle_parameters("x", TYPES))
-    statistics = (INVERSE_RMS,)
-    kept = ("x", "weight", "cos_sin_cache", "positions", "inverse_rms")
-    gradients = (gradient_of("x"), DWEIGHT, None, None)
+    def __init__(self, x: str, is_neox: bool):
+        self.x, self._is_neox = x, is_neox
+        self.tensors = tuple(_GIVEN[name] for name in (x, f"{x}_weight", "cos_sin_cache", "positions"))
+        self.results = (TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)),)
+        self.statistics = (of_rows(f"{x}_inverse_rms", written=True, of=x),)
+        self.kept = (*(a.name for a in self.tensors), f"{x}_inverse_rms")
+        self.gradients = gradient_of(x), gradient_of(f"{x}_weight", over_rows="sum"), None, None
+        self.normalized = TensorParameter(x, TYPES)
+
+    @property
+    def incoming(self) -> tuple[str, ...]:
+        return (f"d{self.x}_out",)
 
     @property
     def read_backward(self) -> tuple[TensorParameter, ...]:
-        _, _, *others = super().read_backward
-        return X, *others, replace(DY, shape=like("x"), optional=True)
+        dy, *others = super().read_backward
+        return *others, TensorParameter(f"d{self.x}_out", TYPES, like(self.x), optional=True)
 
     def _forward(self, d: DrawnGraph) -> None:
-        y = d.norm(d["x"], statistics=("inverse_rms",))
-        d.store("y", d.graph.rotate_pairs(y, *angles(d), interleaved=not self.is_neox))
-
-
-def _names(x: str) -> dict[str, str]:
-    return {"x": x, "y": f"{x}_out"} | {name: f"{x}_{name}" for name in ("weight", "inverse_rms")}
+        y = d.norm(d[self.x], f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
+        d.store(f"{self.x}_out", d.graph.rotate_pairs(y, *angles(d), interleaved=not self._is_neox))
 
 
 class RotatedHeads(Both):
     """Both, by is_neox."""
 
     options = ("is_neox",)
-    one, names = RotatedNorm(True), (_names("q"), _names("k"))
-    rows = staticmethod(of_keys)
-    tensors = heads_and_angles(TYPES)
-    results = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)) for x in "qk")
-    statistics = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
+    each, rows = (RotatedNorm("q", True), RotatedNorm("k", True)), staticmethod(of_keys)
 
     @cached_property
     def inference(self) -> Ways:
@@ -77,8 +67,10 @@ class RotatedHeads(Both):
 
     @cached_property
     def backward(self) -> Ways:
-        arguments = super().backward.arguments
-        return either_way(arguments, lambda d, is_neox: self.draw_gradients(d, RotatedNorm(is_neox)))
+        def drawn(d: DrawnGraph, is_neox: bool) -> None:
+            draw_gradients(d, (RotatedNorm(x, is_neox) for x in "qk"))
+
+        return either_way(super().backward.arguments, drawn)
 
 
 _run = differentiable("differentiable_qk_norm_rope", RotatedHeads()).run
