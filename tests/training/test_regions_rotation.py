@@ -72,7 +72,7 @@ def given(dtype=HALF, samples=1, columns=D, heads=(4, 2)):
 
 
 def replaced(function, tensors, how="aten"):
-    """The programs of what was replaced. The graph then makes what the function makes, bit for bit, and lies as that."""
+    """The programs of what was replaced. The graph then makes what the function makes, bit for bit, as it lies."""
     graph, arguments = recorded(function, tensors, how)
     verdicts, _ = judged.replace_in(graph, declines=False)
     for got, want in zip(graph(*arguments), function(*tensors), strict=True):
@@ -173,9 +173,13 @@ def test_values_where_they_are_several(function, how):
     assert len(programs) > 1
 
 
-@pytest.mark.parametrize("columns", [2, 24, 80, 1024])
+@pytest.mark.parametrize("columns", [24, 80, 528])
 def test_heads_of_other_widths(columns):
-    assert replaced(norm_first, given(columns=columns))
+    """Of those that no kernel turns the norms are regions."""
+    programs = replaced(norm_first, given(columns=columns))
+    assert [one.operations for one in programs] == (
+        ["rmsnorm, mul, turn_pairs, add"] if columns == 80 else ["rmsnorm, mul"] * 2
+    )
 
 
 def test_gradients():
@@ -195,9 +199,7 @@ def test_learned_angles_keep_their_gradient():
     run = torch.compile(norm_first, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
     got, want = (torch.autograd.grad(sum(y.sum() for y in f(*tensors)), angles)[0] for f in (run, norm_first))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert {e.why for e in compile_report().graphs[-1].left} == {
-        "rmsnorm, mul, turn_pairs, add: no kernels make its gradients"
-    }
+    assert [e.why for e in compile_report().graphs[-1].entries] == ["rmsnorm"] * 2
 
 
 @pytest.mark.parametrize("samples", [1, B])

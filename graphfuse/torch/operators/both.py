@@ -38,7 +38,9 @@ class Both(Computation):
 
     @cached_property
     def kept(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for names in zip(*(one.kept for one in self.each), strict=True) for name in names))
+        return tuple(
+            dict.fromkeys(name for names in zip(*(one.kept for one in self.each), strict=True) for name in names)
+        )
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:

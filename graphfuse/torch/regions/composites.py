@@ -13,6 +13,10 @@ from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated,
 from graphfuse.torch.regions.turned import turned
 
 
+WIDEST, MULTIPLE = 512, 16
+"""Columns that kernels turn: at most, and a multiple of which."""
+
+
 def _same(d: CallDrawing) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat."""
     value, new = d["self"], d.out
@@ -62,6 +66,9 @@ def _permuted(d: CallDrawing) -> Value:
 def _turned(d: CallDrawing) -> Value:
     if turned(d.node) is None:
         raise Untranslated("it joins tensors")
+    columns = d.out.shape[-1]
+    if columns % MULTIPLE or columns > WIDEST:
+        raise Untranslated(f"it turns {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}")
     x = d.known[id(d.call.arguments["tensors"][0])]
     d.columns(x, -1)
     return d.step("turn_pairs", {"input": x})

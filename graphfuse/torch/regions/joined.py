@@ -52,13 +52,8 @@ class JoinedGraphs(Both):
     numbers = ()
 
     @cached_property
-    def one(self) -> RegionGraphs:
-        return RegionGraphs.of(self.program.of.text)
-
-    @cached_property
-    def names(self) -> tuple[dict[str, str], dict[str, str]]:
-        names = {a.name for a in (*self.one.tensors, *self.one.results, *self.one.statistics)}
-        return {}, {name: f"{name}_1" for name in names.difference(self.program.shared)}
+    def each(self) -> tuple[RegionGraphs, RegionGraphs]:
+        return RegionGraphs(self.program.of), RegionGraphs(self.program.of.marked("_1", self.program.shared))
 
     def rows(self, shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         first, (expected, other) = self.program.of.inputs[0].name, self.program.extents
@@ -68,24 +63,28 @@ class JoinedGraphs(Both):
         return ((*rows, other, columns),)
 
     def _forward(self, d: DrawnGraph) -> None:
-        statistics = [a.name for a in self.one.statistics if a.name in d]
-        given = {one.name: self._read(d, one) for one in self.program.of.inputs}
-        made = self.program.of.draw(d.graph, given, training=bool(statistics), apart=True)
-        found = {name: named(d.graph, name) for name in statistics}
-        found |= {one.name: made[one.step] for one in self.program.of.outputs}
-        (cut, _), whole = self.program.extents, [slice(None)] * (d.rank - 2)
-        for name, t in found.items():
-            for of, part in zip(self.named, (slice(cut), slice(cut, None)), strict=True):
-                d.store(of(name), d.graph.slice(t, [*whole, part, slice(None)]))
+        first, second = self.each
+        pairs = zip(first.program.inputs, second.program.inputs, strict=True)
+        given = {one.name: self._read(d, one, other) for one, other in pairs}
+        kept = [pair for pair in zip(first.statistics, second.statistics, strict=True) if pair[0].name in d]
+        made = first.program.draw(d.graph, given, training=bool(kept), apart=True)
+        for one, other in kept:
+            self._store(d, named(d.graph, one.name), one.name, other.name)
+        for one, other in zip(first.program.outputs, second.program.outputs, strict=True):
+            self._store(d, made[one.step], one.name, other.name)
 
-    def _read(self, d: DrawnGraph, one: RegionInput) -> Tensor:
-        if self.is_shared(one.name):
+    def _read(self, d: DrawnGraph, one: RegionInput, other: RegionInput) -> Tensor:
+        if one == other:
             return read_input(d, one)
-        pairs = zip(self.named, self.program.extents, strict=True)
-        parts = (d[of(one.name)] if one.extents.whole else d.for_heads(of(one.name), heads) for of, heads in pairs)
-        made = d.graph.join(*parts, axis=d.rank - 2)
+        pairs = zip((one.name, other.name), self.program.extents, strict=True)
+        made = d.graph.join(*(d[x] if one.extents.whole else d.for_heads(x, n) for x, n in pairs), axis=d.rank - 2)
         infer(d.graph, d.graph.nodes[-1])  # for reductions that read it
         return made
+
+    def _store(self, d: DrawnGraph, t: Tensor, *names: str) -> None:
+        cut, whole = self.program.extents[0], [slice(None)] * (d.rank - 2)
+        for name, part in zip(names, (slice(cut), slice(cut, None)), strict=True):
+            d.store(name, d.graph.slice(t, [*whole, part, slice(None)]))
 
 
 @lru_cache(maxsize=4096)

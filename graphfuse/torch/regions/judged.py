@@ -18,6 +18,7 @@ from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_larg
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
+from graphfuse.torch.regions.turned import turned
 from graphfuse.torch.regions.twins import joined
 
 Verdicts = list[tuple[TorchRegion, str]]
@@ -73,10 +74,13 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region; where kernels do not make its gradients, those of rows, or of parts of them, alone, and those without
-    what it computes of vectors alone."""
+    turns of pairs, or without what it computes of vectors alone."""
     if reduces_rows_and_parts(region.program) and _untrainable(region):
         apart = find(graph, dict.fromkeys(region.nodes, 0), together=False)
         return [part for one in apart for part in _trainable(graph, one)]
+    straight = [n for n in region.nodes if turned(n) is None]
+    if len(straight) < len(region.nodes) and _untrainable(region):
+        return [part for one in find(graph, dict.fromkeys(straight, 0)) for part in _trainable(graph, one)]
     own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
     if len(own) == len(region.nodes) or not _untrainable(region):
         return [region]

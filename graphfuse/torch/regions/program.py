@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from graphfuse.api import pygraph
@@ -102,16 +102,17 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Result:
-    """An output: the step that makes it."""
+    """An output: the step that makes it. mark: as of ``Program``."""
 
     step: int
     axes: str
     dtype: str
     part: int = 0
+    mark: str = ""
 
     @property
     def name(self) -> str:
-        return f"out{self.step}"
+        return f"out{self.step}{self.mark}"
 
     @property
     def extents(self) -> RowExtents:
@@ -121,17 +122,30 @@ class Result:
 @dataclass(frozen=True)
 class Program:
     """Steps in order. The last axis has the columns, the others rows. follows: whether outputs that have all of these
-    lie in memory as the first input does, not row after row."""
+    lie in memory as the first input does, not row after row. mark: what names of tensors end in, beside another program
+    with such names."""
 
     inputs: tuple[RegionInput, ...]
     steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
     follows: bool = False
+    mark: str = ""
 
     @cached_property
     def text(self) -> str:
         """JSON, the same for equal programs."""
         return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
+
+    def marked(self, mark: str, shared: Collection[str]) -> Program:
+        """The program with other names, but for these inputs."""
+        names = {one.name: one.name + mark for one in self.inputs if one.name not in shared}
+
+        def step(one: ProgramStep) -> ProgramStep:
+            return replace(one, inputs={port: names.get(source, source) for port, source in one.inputs.items()})
+
+        inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
+        outputs = tuple(replace(one, mark=mark) for one in self.outputs)
+        return replace(self, inputs=inputs, steps=tuple(map(step, self.steps)), outputs=outputs, mark=mark)
 
     @property
     def operations(self) -> str:
@@ -232,7 +246,7 @@ class Program:
             inputs = {port: read(source, step.part) for port, source in step.inputs.items()}
             attributes |= op.training if training else {}
             scale = inputs.pop("scale", None) if apart and step.op == "rmsnorm" else None
-            getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}")
+            getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}{self.mark}")
             node = graph.nodes[-1]
             out = node.outputs[op.outputs[0].name]
             if scale is not None:
@@ -262,8 +276,8 @@ def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
 
 
 def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Fields of a program that its text has: parts only where there are some."""
-    return {name: value for name, value in pairs if name != "part" or value}
+    """Fields of a program that its text has: parts and marks only where there are some."""
+    return {name: value for name, value in pairs if name not in ("part", "mark") or value}
 
 
 def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:
