@@ -6,8 +6,7 @@ import torch
 from graphfuse import SerializedError, VariantPackError
 from graphfuse.torch import compile_report
 from graphfuse.torch.regions import judged
-from graphfuse.torch.regions.graphs import has_kernels
-from graphfuse.torch.regions.joined import JoinedProgram, graphs_of
+from graphfuse.torch.regions.joined import graphs_of
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -93,9 +92,7 @@ def turns(program):
 @pytest.mark.parametrize("function", [norm_first, transposed_first, in_place, two_layers])
 def test_both_are_one_kernel(function, dtype, samples, how):
     (program,) = replaced(function, given(dtype, samples), how)
-    assert isinstance(program, JoinedProgram) and turns(program) and program.extents == (4, 2)
-    graphs = graphs_of(program.text)
-    assert has_kernels(graphs.inference, graphs.inference.arguments, (B, T, 4, D), (), "emulator")
+    assert program.joined == (4, 2) and turns(program)
 
 
 def test_as_many_heads():
@@ -130,7 +127,7 @@ def changed_in_place(q, k, v, w, angles):
 @pytest.mark.parametrize("function", [other_halves, from_outside, angles_changed_in_place, changed_in_place])
 def test_cosines_may_be_any(function, how):
     (program,) = replaced(function, given(), how)
-    assert isinstance(program, JoinedProgram) and turns(program)
+    assert program.joined and turns(program)
 
 
 def read_elsewhere(q, k, v, w, angles):
@@ -169,7 +166,7 @@ APART = [read_elsewhere, over_all_heads, backward, halves_read_elsewhere, of_dif
 @pytest.mark.parametrize("function", APART)
 def test_values_where_they_are_several(function, how):
     programs = replaced(function, given(), how)
-    assert not any(isinstance(program, JoinedProgram) for program in programs)
+    assert not any(program.joined for program in programs)
     assert len(programs) > 1
 
 
@@ -302,7 +299,7 @@ def test_the_report_names_both():
 
 def test_damaged_texts_are_refused():
     (program,) = replaced(in_place, given())
-    for text in ('{"joined":[[4],[]],"of":"{}"}', '{"joined"', program.text.replace("rmsnorm", "norm")):
+    for text in (program.text.replace("[4,2]", joined) for joined in ("[4]", "4", "[4,null]")):
         with pytest.raises(SerializedError, match="the graph of a region is damaged"):
             graphs_of(text)
     q, k, *others = (t.to(HALF) for t in given())

@@ -1,12 +1,15 @@
-"""Two computations of one kind as one, of tensors of rows that differ in an extent: the heads of queries and of keys."""
+"""Two computations of one kind as one, of tensors of rows that differ in an extent, as of queries and keys in heads."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import Rule, TensorParameter
 from graphfuse.torch.operators.computation import Computation
+
+T = TypeVar("T")
 
 
 class Both(Computation):
@@ -20,36 +23,17 @@ class Both(Computation):
     each: tuple[Computation, Computation]
     rows: Rule
 
-    @cached_property
-    def tensors(self) -> tuple[TensorParameter, ...]:
-        return self._united(one.tensors for one in self.each)
-
-    @cached_property
-    def results(self) -> tuple[TensorParameter, ...]:
-        return self._united(one.results for one in self.each)
-
-    @cached_property
-    def statistics(self) -> tuple[TensorParameter, ...]:
-        return self._united(one.statistics for one in self.each)
-
-    @cached_property
-    def read_backward(self) -> tuple[TensorParameter, ...]:
-        return self._united(one.read_backward for one in self.each)
-
-    @cached_property
-    def kept(self) -> tuple[str, ...]:
-        return tuple(
-            dict.fromkeys(name for names in zip(*(one.kept for one in self.each), strict=True) for name in names)
-        )
+    tensors = cached_property(lambda self: self._united(one.tensors for one in self.each))
+    results = cached_property(lambda self: self._united(one.results for one in self.each))
+    statistics = cached_property(lambda self: self._united(one.statistics for one in self.each))
+    read_backward = cached_property(lambda self: self._united(one.read_backward for one in self.each))
+    kept = cached_property(lambda self: tuple(dict.fromkeys(self._in_turn(one.kept for one in self.each))))
+    incoming = cached_property(lambda self: tuple(self._in_turn(one.incoming for one in self.each)))
 
     @cached_property
     def gradients(self) -> tuple[TensorParameter | None, ...]:
         made = {a.name: grad for one in self.each for a, grad in zip(one.tensors, one.gradients, strict=True)}
         return tuple(None if a.name in self.shared_names else made[a.name] for a in self.tensors)
-
-    @cached_property
-    def incoming(self) -> tuple[str | None, ...]:
-        return tuple(name for names in zip(*(one.incoming for one in self.each), strict=True) for name in names)
 
     @cached_property
     def sources(self) -> Mapping[str, Collection[str]]:
@@ -62,10 +46,14 @@ class Both(Computation):
         first, second = ({a.name for a in one.tensors} for one in self.each)
         return first & second
 
+    @staticmethod
+    def _in_turn(each: Iterable[Iterable[T]]) -> Iterable[T]:
+        return (one for pair in zip(*each, strict=True) for one in pair)
+
     def _united(self, each: Iterable[Iterable[TensorParameter]]) -> tuple[TensorParameter, ...]:
-        (first, second), *others = zip(*each, strict=True)
+        first, second, *others = self._in_turn(each)
         second = second if second.shape else replace(second, shape=self.rows, free=True)
-        return tuple({a.name: a for a in (first, second, *(a for pair in others for a in pair))}.values())
+        return tuple({a.name: a for a in (first, second, *others)}.values())
 
     def _backward(self, d: DrawnGraph) -> None:
         draw_gradients(d, self.each)

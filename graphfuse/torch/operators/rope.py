@@ -5,7 +5,6 @@ backward of RMSNorm.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch

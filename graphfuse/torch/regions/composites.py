@@ -12,7 +12,6 @@ from graphfuse.torch.fusion.meaning import same, told
 from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value
 from graphfuse.torch.regions.turned import turned
 
-
 WIDEST, MULTIPLE = 512, 16
 """Columns that kernels turn: at most, and a multiple of which."""
 

@@ -11,7 +11,6 @@ import torch
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
-from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.problem import planned
@@ -130,9 +129,15 @@ class RegionGraphs(Computation):
             backward = self.backward
         except GraphNotSupportedError as error:
             return str(error)
-        used = [a for a in backward.arguments if not a.written or a.name in made]
-        lies = strides if self.program.follows else ()
-        return "" if has_kernels(backward, used, rows, lies, device) else "no kernels make its gradients"
+        layouts = {}
+        for a in backward.arguments:
+            if not a.written or a.name in made:
+                ((dtype, stored),) = list(a.types.items())[:1]
+                (shape,) = a.shape({self.first: rows}) if a.shape else (rows,)
+                lies = strides if self.program.follows and shape == rows else packed_stride(shape)
+                layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
+        _, planner = planned("region_backward", backward, layouts, device)
+        return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
 
     # Arguments.
 
@@ -282,20 +287,6 @@ class RegionGraphs(Computation):
         drawn = self.program.graph([one.extents.padded(rows) for one in self.program.inputs], training=True)
         freeze(drawn[0])
         return drawn
-
-
-def has_kernels(variant: Variant, used: Sequence[TensorParameter], rows: Shape, strides: Shape, device: str) -> bool:
-    """True if kernels run a graph for rows of a shape, the first of its arguments `used`. strides: of tensors of this
-    shape; () where they lie row after row."""
-    layouts, shapes = {}, dict[str, Shape]()
-    for a in used:
-        ((dtype, stored),) = list(a.types.items())[:1]
-        (shape,) = a.shape(shapes) if a.shape else (rows,)
-        shapes[a.name] = shape
-        lies = strides if strides and shape == rows else packed_stride(shape)
-        layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
-    _, planner = planned("region", variant, layouts, device)
-    return not any(part.engine.facts is Subgraph for part in planner.at(0).parts)
 
 
 def _is_float(one: RegionInput | Result) -> bool:

@@ -5,58 +5,33 @@ Forward joins what is given for each along the axis before the columns, and cuts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from graphfuse.base.errors import SerializedError, VariantPackError
+from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.op_graph.freeze import infer
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.both import Both
 from graphfuse.torch.regions.graphs import RegionGraphs, named, read_input
-from graphfuse.torch.regions.program import Program, RegionInput, Result
-
-
-@dataclass(frozen=True)
-class JoinedProgram:
-    """of: the program. extents: of both along the axis before the columns. shared: names of inputs that both read; all
-    others are given for each."""
-
-    of: Program
-    extents: tuple[int, int]
-    shared: tuple[str, ...]
-    follows = False
-
-    @cached_property
-    def text(self) -> str:
-        """JSON, the same for equal programs."""
-        return json.dumps({"joined": [self.extents, self.shared], "of": self.of.text}, separators=(",", ":"))
-
-    @property
-    def operations(self) -> str:
-        return self.of.operations
-
-    @property
-    def outputs(self) -> tuple[Result, ...]:
-        return tuple(one for one in self.of.outputs for _ in self.extents)
+from graphfuse.torch.regions.program import Program, RegionInput
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedGraphs(Both):
     """Computation of a joined program."""
 
-    program: JoinedProgram
+    program: Program
     numbers = ()
 
     @cached_property
     def each(self) -> tuple[RegionGraphs, RegionGraphs]:
-        return RegionGraphs(self.program.of), RegionGraphs(self.program.of.marked("_1", self.program.shared))
+        return RegionGraphs(self.program), RegionGraphs(self.program.marked("_1"))
 
     def rows(self, shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-        first, (expected, other) = self.program.of.inputs[0].name, self.program.extents
+        first, (expected, other) = self.program.inputs[0].name, self.program.joined
         *rows, heads, columns = shapes[first]
         if heads != expected:
             raise VariantPackError(f"{first} has shape {tuple(shapes[first])}; accepted: {expected} for {heads}")
@@ -76,25 +51,19 @@ class JoinedGraphs(Both):
     def _read(self, d: DrawnGraph, one: RegionInput, other: RegionInput) -> Tensor:
         if one == other:
             return read_input(d, one)
-        pairs = zip((one.name, other.name), self.program.extents, strict=True)
+        pairs = zip((one.name, other.name), self.program.joined, strict=True)
         made = d.graph.join(*(d[x] if one.extents.whole else d.for_heads(x, n) for x, n in pairs), axis=d.rank - 2)
         infer(d.graph, d.graph.nodes[-1])  # for reductions that read it
         return made
 
     def _store(self, d: DrawnGraph, t: Tensor, *names: str) -> None:
-        cut, whole = self.program.extents[0], [slice(None)] * (d.rank - 2)
+        cut, whole = self.program.joined[0], [slice(None)] * (d.rank - 2)
         for name, part in zip(names, (slice(cut), slice(cut, None)), strict=True):
             d.store(name, d.graph.slice(t, [*whole, part, slice(None)]))
 
 
 @lru_cache(maxsize=4096)
 def graphs_of(text: str) -> RegionGraphs | JoinedGraphs:
-    """Computation of a text, of a program or of a joined one. SerializedError for any other."""
-    if not text.startswith('{"joined"'):
-        return RegionGraphs.of(text)
-    try:
-        made = json.loads(text)
-        (one, other), shared = made["joined"]
-        return JoinedGraphs(JoinedProgram(Program.read(made["of"]), (int(one), int(other)), tuple(shared)))
-    except (ValueError, TypeError, KeyError) as error:
-        raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
+    """Computation of the program of a text."""
+    program = Program.read(text)
+    return JoinedGraphs(program) if program.joined else RegionGraphs.of(text)

@@ -64,6 +64,11 @@ class RowExtents:
         return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n" and not self.part
 
     @property
+    def is_of_tokens(self) -> bool:
+        """True for what is the same along the axis before the columns, and not along all others."""
+        return self.axes[-2] in "1-" and "n" in self.axes[:-2]
+
+    @property
     def is_split(self) -> bool:
         """True if an axis is missing between others, or more than the last behind them."""
         return "-" in self.axes.removesuffix("-").lstrip("-")
@@ -122,13 +127,15 @@ class Result:
 @dataclass(frozen=True)
 class Program:
     """Steps in order. The last axis has the columns, the others rows. follows: whether outputs that have all of these
-    lie in memory as the first input does, not row after row. mark: what names of tensors end in, beside another program
-    with such names."""
+    lie in memory as the first input does, not row after row. joined: where it is of two tensors of rows, extents of
+    both along the axis before the columns; inputs are given for each, but for those of tokens. mark: what names of
+    tensors end in."""
 
     inputs: tuple[RegionInput, ...]
     steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
     follows: bool = False
+    joined: tuple[int, ...] = ()
     mark: str = ""
 
     @cached_property
@@ -136,9 +143,9 @@ class Program:
         """JSON, the same for equal programs."""
         return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
 
-    def marked(self, mark: str, shared: Collection[str]) -> Program:
-        """The program with other names, but for these inputs."""
-        names = {one.name: one.name + mark for one in self.inputs if one.name not in shared}
+    def marked(self, mark: str) -> Program:
+        """The program with other names of tensors, but for those of tokens."""
+        names = {one.name: one.name + mark for one in self.inputs if not one.extents.is_of_tokens}
 
         def step(one: ProgramStep) -> ProgramStep:
             return replace(one, inputs={port: names.get(source, source) for port, source in one.inputs.items()})
@@ -161,7 +168,7 @@ class Program:
             inputs = tuple(RegionInput(**one) for one in made["inputs"])
             steps = tuple(ProgramStep(**one) for one in made["steps"])
             outputs = tuple(Result(**one) for one in made["outputs"])
-            program = Program(inputs, steps, outputs, made.get("follows", False))
+            program = Program(inputs, steps, outputs, made.get("follows", False), tuple(made.get("joined", ())))
         except (ValueError, TypeError, KeyError) as error:
             raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
         if (why := program._fault()) is not None:
@@ -172,6 +179,8 @@ class Program:
         """The first thing that is wrong; None for a program that can be drawn."""
         if not self.inputs:
             return "it has no inputs"
+        if self.joined and (len(self.joined) != 2 or not all(isinstance(n, int) for n in self.joined)):
+            return f"it is of joined rows with extents {self.joined}; accepted: two integers"
         names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
         if [one.name for one in self.inputs] != names:
             return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
@@ -275,9 +284,12 @@ def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
     return made
 
 
+_OPTIONAL = frozenset({"part", "joined", "mark"})
+
+
 def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Fields of a program that its text has: parts and marks only where there are some."""
-    return {name: value for name, value in pairs if name not in ("part", "mark") or value}
+    """Fields of a program that its text has."""
+    return {name: value for name, value in pairs if name not in _OPTIONAL or value}
 
 
 def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:
