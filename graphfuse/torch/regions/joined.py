@@ -30,6 +30,10 @@ class JoinedGraphs(Both):
     def each(self) -> tuple[RegionGraphs, RegionGraphs]:
         return RegionGraphs(self.program), RegionGraphs(self.program.marked("_1"))
 
+    @cached_property
+    def differentiable(self) -> tuple[RegionInput, ...]:
+        return tuple(one for each in self.each for one in each.differentiable if one.name not in self.shared_names)
+
     def rows(self, shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         first, (expected, other) = self.program.inputs[0].name, self.program.joined
         *rows, heads, columns = shapes[first]

@@ -61,7 +61,7 @@ class RegionOperator:
 
     @property
     def _watched(self) -> list[str]:
-        return [a.name for a in self.graphs.differentiated]
+        return [one.name for one in self.graphs.differentiable]
 
     @cached_property
     def _seen(self) -> Callable[..., object]:

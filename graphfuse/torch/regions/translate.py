@@ -12,9 +12,8 @@ from torch.fx import Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import same, several, told
+from graphfuse.torch.fusion.meaning import hint, same, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
-from graphfuse.torch.fusion.neighbours import is_as_large
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
@@ -142,11 +141,12 @@ class TranslatedGraph:
     def _is_kept(self, t: Node, reader: Node) -> bool:
         """True for what is computed beside the rows, of several dimensions, and what others read as well: no kernel has
         it that has rows."""
-        found, made = self.values.get(t), (value_of(t), value_of(reader))
-        if self._groups is not None or len(t.users) < 2 or None in made or not isinstance(found, Value):
+        found, made = self.values.get(t), value_of(reader)
+        if self._groups is not None or len(t.users) < 2 or made is None or not isinstance(found, Value):
             return False
-        dims = sum(not same(n, 1) for n in made[0].shape)
-        return 1 < dims and not is_as_large(t, reader) and found.step is not None and _is_pointwise(found.step)
+        dims = sum(not same(n, 1) for n in found.tensor.shape)
+        is_small = hint(found.tensor.numel()) < hint(made.numel())
+        return is_small and 1 < dims and found.step is not None and _is_pointwise(found.step)
 
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
@@ -185,8 +185,11 @@ class TranslatedGraph:
 
 def _is_pointwise(step: OwnedStep) -> bool:
     """True if nothing is reduced for a step."""
-    made = (v.step for v in step.inputs.values() if isinstance(v, Value) and v.step is not None)
-    return OPS[step.op].pointwise and all(map(_is_pointwise, made))
+    found = [step]
+    for one in found:  # to which those are added that it is made of
+        made = (v.step for v in one.inputs.values() if isinstance(v, Value))
+        found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
+    return all(OPS[one.op].pointwise for one in found)
 
 
 def _check_pointwise(steps: Sequence[OwnedStep]) -> None:

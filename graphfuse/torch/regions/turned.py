@@ -23,6 +23,8 @@ def turned(node: object) -> tuple[Node, frozenset[Node]] | None:
 
 def turned_within(node: Node) -> Node | None:
     """Source of a turn that a node is a part of."""
+    if is_op(node, "slice", "view", "neg") is None:
+        return None
     ends = (end for user in node.users for end in (user, *user.users))
     return next((found[0] for end in ends if (found := turned(end)) is not None and node in found[1]), None)
 
