@@ -237,17 +237,36 @@ class Quantizing(Computing):
             values.stores.append(Written(scale, value, size, scales_of=node.attribute("element_type")))
 
 
-class Rotating(Role):
-    """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
+class Turning(Role):
+    """A turn of pairs of columns by a right angle."""
 
     starts = alone = True
 
     def joins(self, matched: Matched, node: Node) -> bool:
-        x, angles = node.input("input"), {node.input("cos"), node.input("sin")}
+        x = node.input("input")
         if node.compute is not data_type.FLOAT or not matched.axes.last or not matched.axes.whole(x):
             return False
-        made = [n for t in angles if (n := matched.made_by(t)) is not None]
-        return not matched.ended(x) and not any(matched.role(n).regular for n in made)
+        return not matched.ended(x)
+
+    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
+        return move.regular
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        pairs = Pairs(matched.axes.width // 2, node.attribute("interleaved"))
+        values.make(node.output("output"), self.swapped(values, node, pairs))
+
+    @staticmethod
+    def swapped(values: Values, node: Node, pairs: Pairs) -> Operand:
+        x = values.operand(node.input("input"), in_memory=True)
+        return values.op(SWAP, {"count": pairs.count, "interleaved": pairs.interleaved}, input=x)
+
+
+class Rotating(Turning):
+    """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
+        return super().joins(matched, node) and not any(matched.role(n).regular for n in made)
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
         return move.regular if t == node.input("input") else not move.regular
@@ -256,8 +275,7 @@ class Rotating(Role):
         pairs = Pairs(values.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))
         cos = values.pair(node.input("cos"), EachPair(pairs, 1.0))
         sin = values.pair(node.input("sin"), EachPair(pairs, 0.0))
-        x = values.operand(node.input("input"), in_memory=True)
-        other = values.op(SWAP, {"count": pairs.count, "interleaved": pairs.interleaved}, input=x)
+        other, x = self.swapped(values, node, pairs), values.operand(node.input("input"), in_memory=True)
         how = "fnma" if node.attribute("inverse") else "fma"
         values.make(node.output("output"), values.op(how, a=other, b=sin, c=values.op("mul", a=x, b=cos)))
 
@@ -270,4 +288,5 @@ COMPUTING: Mapping[str, Role] = {
     "reduction": Reducing(),
     "reshape": Parting(),
     "rotate_pairs": Rotating(),
+    "turn_pairs": Turning(),
 }

@@ -859,6 +859,17 @@ class OpMethods:
         from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
         axes but the last. cuDNN's rope is another op: it takes angles."""
 
+    def turn_pairs(
+        self,
+        input: Tensor | float,
+        interleaved: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Pairs of columns of input, turned by a right angle: (x, y) becomes (-y, x). Pairs are as those of
+        rotate_pairs, of all columns. So input * cos + turn_pairs(input) * sin is a rotation whose cosines and sines
+        have a column for each of input's."""
+
     def join(
         self,
         a: Tensor | float,

@@ -126,6 +126,25 @@ def _rotate_pairs(t, x, a) -> dict[str, object]:
     return {"output": t.cat((turned, rest), dim=-1)}
 
 
+def _turned(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+    x = shapes["input"]
+    if x[-1] % 2 or not x[-1]:
+        raise GraphValidationError(f"input has {counted(x[-1], 'column')}; accepted: an even number of them, 2 or more")
+    return {"output": x}
+
+
+def _turn_pairs(t, x, a) -> dict[str, object]:
+    values = x["input"]
+    if a["interleaved"]:
+        return {"output": t.stack((-values[..., 1::2], values[..., ::2]), dim=-1).flatten(-2)}
+    one, two = values.chunk(2, dim=-1)
+    return {"output": t.cat((-two, one), dim=-1)}
+
+
+def _turned_back(p: Pullback) -> object:
+    return p.graph.neg(p.graph.turn_pairs(p.whole("output"), **p.attributes))
+
+
 def _joined(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     a, b, axis = shapes["a"], shapes["b"], attributes["axis"]
     if not -len(a) <= axis < len(a):
@@ -223,6 +242,18 @@ TABLE = (
         reference=_rotate_pairs,
         attributes=(Attribute("interleaved", (bool,), False), Attribute("inverse", (bool,), False)),
         vjp={"input": _rotated_back, "cos": _ANGLES, "sin": _ANGLES},
+    ),
+    Op(
+        "turn_pairs",
+        "Pairs of columns of input, turned by a right angle: (x, y) becomes (-y, x). Pairs are as those of\n"
+        "rotate_pairs, of all columns. So input * cos + turn_pairs(input) * sin is a rotation whose cosines and sines\n"
+        "have a column for each of input's.",
+        inputs=(Port("input"),),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_turned,
+        reference=_turn_pairs,
+        attributes=(Attribute("interleaved", (bool,), False),),
+        vjp={"input": _turned_back},
     ),
     Op(
         "join",

@@ -233,6 +233,8 @@ def moves() -> Iterator[Case]:
     for told in ({}, {"interleaved": True}, {"inverse": True}, {"interleaved": True, "inverse": True}):
         for columns in (4, 5):
             yield Case("rotate_pairs", {"input": (2, 3, columns)}, {"cos": angles.cos(), "sin": angles.sin()}, told)
+    for interleaved in (False, True):
+        yield Case("turn_pairs", {"input": (2, 3, 4)}, attributes={"interleaved": interleaved})
 
 
 def products() -> Iterator[Case]:

@@ -41,6 +41,15 @@ def test_rotate_pairs(heads, pairs, rest, interleaved, inverse, wide):
     assert torch.equal(got[..., 2 * pairs :], x[..., 2 * pairs :])
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_turn_pairs(interleaved):
+    """A rotation by a right angle."""
+    x, g = normal(4, 3, 8), graphs.new()
+    out = g.turn_pairs(g.tensor([4, 3, 8], name="x"), interleaved=interleaved)
+    cos, sin = torch.zeros(4, 3, 4), torch.ones(4, 3, 4)
+    assert torch.equal(run(g, out, {"x": x}).double(), oracle.rotated(x, cos, sin, interleaved))
+
+
 def test_the_oracle_is_the_rule_by_elements():
     x, cos, sin = normal(2, 10), normal(2, 4, seed=1), normal(2, 4, seed=2)
     for interleaved in (False, True):
@@ -156,6 +165,10 @@ def test_join():
 
 
 REFUSED = {
+    "columns without a pair": (
+        lambda g, t: g.turn_pairs(t(4, 3, 7)),
+        "input has 7 columns; accepted: an even number of them, 2 or more",
+    ),
     "cos of another shape": (
         lambda g, t: g.rotate_pairs(t(4, 3, 8), t(4, 1, 2), t(4, 1, 3)),
         r"cos and sin must have one shape, got \[4, 1, 2\] and \[4, 1, 3\]",

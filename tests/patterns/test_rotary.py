@@ -59,6 +59,25 @@ def test_values(kind):
     problem.hold(run.pack)
 
 
+@pytest.mark.parametrize(("columns", "interleaved"), [(64, False), (96, False), (512, False), (64, True), (1024, True)])
+def test_a_rotation_that_is_written_out(columns, interleaved):
+    """With a cosine and a sine for each column, which heads of a token share."""
+    g = graphs.new(device="emulator")
+    x = g.tensor([5, 3, columns], data_type=BF16, name="x")
+    cos, sin = (g.tensor([5, 1, columns], data_type=FLOAT, name=name) for name in ("cos", "sin"))
+    y = g.softmax(x, axis=2)
+    g.add(g.mul(y, cos), g.mul(g.turn_pairs(y, interleaved=interleaved), sin)).set_output().set_name("out")
+    given = {t.get_name(): torch.randn(t.get_dim()) for t in (cos, sin)} | {"x": torch.randn(5, 3, columns).bfloat16()}
+    run = Planned(g, given | {"out": torch.empty(5, 3, columns)})
+    run.run()
+    wide = given["x"].double().softmax(-1)
+    one, two = (wide[..., ::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
+    turned = torch.stack((-two, one), -1).flatten(-2) if interleaved else torch.cat((-two, one), -1)
+    torch.testing.assert_close(
+        run.pack["out"].double(), wide * given["cos"] + turned * given["sin"], rtol=1e-5, atol=1e-6
+    )
+
+
 def test_values_in_fp8():
     """What float32 outputs get, rounded."""
     run, wide = planned(Rotary(out=E4M3)), planned(Rotary(out=FLOAT))

@@ -363,6 +363,8 @@ def _rotation(d: _Drawer) -> bool:
     x = d.any((2, 3, 4))
     if x is None or x.dim[-1] < 2:
         return False
+    if x.dim[-1] % 2 == 0 and d.random.random() < 0.3:
+        return d.node("turn_pairs", {"input": x}, {"interleaved": d.random.random() < 0.5})
     angles = torch.randn((*(1,) * (len(x.dim) - 2), x.dim[-2], x.dim[-1] // 2), dtype=torch.float64)
     given = {p: d.read(f"{p}{len(d.values)}", getattr(angles, p)(), frozenset()) for p in ("cos", "sin")}
     return d.node("rotate_pairs", {"input": x, **given}, {"interleaved": d.random.random() < 0.5})

@@ -251,7 +251,7 @@ def test_checkpointing():
 SUMMED, JOINED = "add, rmsnorm", "with post_attention_layernorm"
 COMPILED = {
     "llama": {"rmsnorm, mul": 1, f"{SUMMED}, mul": 4},
-    "qwen3": {"rmsnorm, mul": 1, f"{SUMMED}, mul": 4, "qk_norm_rope": 4},
+    "qwen3": {"rmsnorm, mul": 1, f"{SUMMED}, mul": 4, "rmsnorm, mul, turn_pairs, add": 2, "with q_norm": 2},
     "olmo2": {"rmsnorm": 4, "rmsnorm, add": 4, "with post_feedforward_layernorm": 1},
     "gemma2": {
         SUMMED: 5,
@@ -259,7 +259,13 @@ COMPILED = {
         "with post_feedforward_layernorm": 2,
         "mul, div, tanh, add, softmax, cast to BFLOAT16": 2,
     },
-    "gemma3_text": {SUMMED: 5, JOINED: 2, "with post_feedforward_layernorm": 2, "qk_norm_rope": 4},
+    "gemma3_text": {
+        SUMMED: 5,
+        JOINED: 2,
+        "with post_feedforward_layernorm": 2,
+        "add, rmsnorm, mul, turn_pairs": 2,
+        "with q_norm": 2,
+    },
     "gpt_oss": {"rmsnorm": 1, SUMMED: 4, "softmax": 2} | ATTENTION["gpt_oss"],
 }
 """Operations of regions, and other operators: how many."""
@@ -285,7 +291,7 @@ def test_compiled_values(name, compiler):
     with torch.no_grad():
         want, got = model(TOKENS).logits, compiler(model, "eager")(TOKENS).logits
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
-    if {"qk_norm_rope", "attention_with_sinks"} & COMPILED[name].keys():  # rounded once, and the model's own more often
+    if "attention_with_sinks" in COMPILED[name]:  # rounded once, and the model's own more often
         with torch.no_grad():
             exact = model.float()(TOKENS).logits
         assert (got - exact).norm() <= 1.1 * (want - exact).norm()

@@ -60,7 +60,7 @@ def test_what_is_added_up_is_said_of_every_result_without_rows():
     """One that is not cannot be split. Gradients of parameters, and nothing else so far, are made over rows."""
     for rule in sharding.rules():
         results = {a.name for a in FUNCTIONS[f"graphfuse::{rule.name}"].arguments if a.written}
-        made_over_rows = results & {"dweight", "dbias", "dscale", "dshift"}
+        made_over_rows = results & {"dweight", "dbias", "dscale", "dshift", "dq_weight", "dk_weight"}
         assert dict(rule.added) == dict.fromkeys(made_over_rows, "sum"), rule.name
         # Scales in tiles, and caches with slots of any row.
         assert rule.rows == (rule.name not in ("add_rmsnorm_fp4quant_both_layouts", "qk_norm_rope_cache"))

@@ -5,7 +5,7 @@ import itertools
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.compile_backend import losses, rotated, rotation
+from graphfuse.torch.compile_backend import losses
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
@@ -102,33 +102,24 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     around = surroundings.regions(module.graph)
     attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, around)]
     attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
-    pairs, left = rotation.pairs(module.graph, around)
-    rotated.replace(module, pairs)
-    attended += [entry for pair in pairs for entry in _of_pair(pair)]
     dropouts = KeyedDropouts(module) if own_random else None
     verdicts, unusable = regions_of.replace_in(module, declines)
     if dropouts is not None:
         dropouts.restore()
         module.recompile()
     others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())
-    return [*(entry for found in verdicts for entry in _of_region(*found, left)), *others, *attended]
+    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended]
 
 
-def _of_pair(pair: rotation.Pair) -> Iterator[Entry]:
-    for one, other in ((pair.q, pair.k), (pair.k, pair.q)):
-        yield Entry(*_place(one.norm.out), rotation.NAME, f"rotated, with {_own(_place(other.norm.out))}")
-
-
-def _of_region(region: TorchRegion, why: str, left: Mapping[Node, str]) -> Iterator[Entry]:
-    """Entries of the modules of which a region has rows. left: why rotations of norms are left."""
+def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
+    """Entries of the modules of which a region has rows."""
     said = region.program.operations
     first, *others = dict.fromkeys(map(_place, filter(generated.is_reduction, region.nodes)))
     others = [other for other in others if other[1] != _NOWHERE]
     if why:
         yield Entry(*first, why=f"{said}: {why}")
         return
-    notes = [f"the rotation of it is left: {left[node]}" for node in region.outputs if node in left]
-    yield Entry(*first, "region", "; ".join((said, *notes)), region.moved)
+    yield Entry(*first, "region", said, region.moved)
     yield from (Entry(*other, "region", f"with {_own(first)}") for other in others)
 
 

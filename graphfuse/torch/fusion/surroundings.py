@@ -1,13 +1,12 @@
 """What stands around a site in a graph that is compiled, and forbids to replace it, or makes that dear."""
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from graphfuse.base.wording import with_article
-from graphfuse.torch.fusion.meaning import op, value
+from graphfuse.torch.fusion.meaning import op
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(
@@ -48,22 +47,6 @@ def regions(graph: Graph) -> Regions:
         if level:
             nested.add(node)
     return Regions(numbers, frozenset(inside), frozenset(nested))
-
-
-def forbids(outs: Sequence[Node], ends: Sequence[Node], found: Regions) -> str:
-    """Why an operator would not do what nodes do that make `outs` of `ends`; "" where it would."""
-    nodes = [*outs, *between(outs, ends)]
-    if any(node in found.transformed for node in nodes):
-        return "it is differentiated by torch.func, which operators are not for"
-    if len({found.number[node] for node in nodes}) > 1:
-        return "the mode of gradients, autocast or torch.func changes within it"
-    for node in nodes:
-        if node not in outs and any(acts(user) for user in node.users):
-            return f"{node.name} of it is changed, or has a hook"
-    for t in map(value, ends):
-        if hasattr(type(t), "__tensor_flatten__"):
-            return f"it computes with {with_article(type(t).__name__)}"
-    return ""
 
 
 def acts(node: Node) -> bool:

@@ -27,6 +27,7 @@ class Drawable(Protocol):
     results: Sequence[TensorParameter]
     statistics: Sequence[TensorParameter]
     numbers: Sequence[str]
+    incoming: Sequence[str | None]
     kept: Sequence[str]
     normalized: TensorParameter
     gradients: Sequence[TensorParameter | None]
@@ -75,8 +76,8 @@ class Pulled:
 
     def gradients(self, wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
         """Gradients of tensors of forward, by way of those results whose gradients backward has."""
-        results = {a.name: gradient for a, gradient in zip(self.of.results, ("dy", "dtotal"), strict=False)}
-        given = {self.made[name]: self.d.like(g, self.made[name]) for name, g in results.items() if g in self.d}
+        pairs = ((self.made[a.name], grad) for a, grad in zip(self.of.results, self.of.incoming, strict=True))
+        given = {made: self.d.like(grad, made) for made, grad in pairs if grad in self.d}
         return self.walk.gradients(given, wanted)
 
     def _layouts(self) -> dict[str, Layout]:
@@ -85,7 +86,7 @@ class Pulled:
         known, of, layouts, shapes = self.d.layouts, self.of, {}, {}
         base = known[self.name(of.kept[0])]
         for a in (*of.tensors, *of.results, *of.statistics):
-            found = known.get(self.name(a.name), known["dy"] if a is of.results[0] else None)
+            found = known.get(self.name(a.name), known[of.incoming[0]] if a is of.results[0] else None)
             needless = a.optional and f"d{a.name}" not in known
             if found is None and (needless or a in of.statistics):
                 continue

@@ -54,7 +54,8 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
     inference = defined(name, of.inference, given, of.options, forward, seen=True)
     training = defined(f"{name}_training", of.training, given, of.options, forward)
     gradients = defined(f"{name}_backward", of.backward, (*of.numbers_kept, *of.options, *asked), of.options, backward)
-    run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)))
+    watched = (*(a.name for a in of.differentiated), *of.numbers)
+    run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)), watched)
     names = tuple(a.name for a in of.tensors)
     return Operator(names, run, inference.function, training.function, gradients.function)
 

@@ -1,89 +1,78 @@
 """Queries and keys normalized and rotated, with gradients: both in one kernel forward, a kernel for each backward.
 
-``graphfuse::differentiable_qk_norm_rope`` is what users call. With gradients, autograd sees ``..._training`` run
-instead, and ``..._backward`` once for queries and once for keys. All that is given, and one number a head, are kept.
-Gradients are by rule: backward rotates back, then it is the backward of RMSNorm.
+All that is given, and one number a head, are kept. Gradients are by rule: backward rotates back, then it is the
+backward of RMSNorm.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 
-from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional import sharding
+from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.rope import angle_parameters, angles, draw, either_way, heads_and_angles
+from graphfuse.functional.norms import of_keys
+from graphfuse.functional.rope import angles, draw, either_way, heads_and_angles
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.computation import DWEIGHT, DX, INVERSE_RMS, TYPES, WEIGHT, Computation, X, of_rows
-from graphfuse.torch.operators.step import defined, entered, made_once
+from graphfuse.torch.operators.both import Both, draw_gradients
+from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
+from graphfuse.torch.operators.formula import differentiable
 
-NAME = "differentiable_qk_norm_rope"
+Ways = Mapping[tuple[object, ...], Variant]
 
-_GIVEN = heads_and_angles(TYPES)
-_MADE = tuple(TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)) for x in "qk")
-_STATISTICS = tuple(of_rows(f"{x}_inverse_rms", written=True, of=x) for x in "qk")
+_GIVEN = {a.name: a for a in heads_and_angles(TYPES)}
 
 
-@dataclass(frozen=True)
 class RotatedNorm(Computation):
-    """The heads of queries alone, or of keys, normalized and rotated: what the gradients of either are of."""
+    """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
 
-    is_neox: bool
-    tensors = (X, WEIGHT, *angle_parameters("x", TYPES))
-    statistics = (INVERSE_RMS,)
-    kept = ("x", "weight", "cos_sin_cache", "positions", "inverse_rms")
-    gradients = (DX, DWEIGHT, None, None)
+    def __init__(self, x: str, is_neox: bool):
+        self.x, self._is_neox = x, is_neox
+        self.tensors = tuple(_GIVEN[name] for name in (x, f"{x}_weight", "cos_sin_cache", "positions"))
+        self.results = (TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)),)
+        self.statistics = (of_rows(f"{x}_inverse_rms", written=True, of=x),)
+        self.kept = (*(a.name for a in self.tensors), f"{x}_inverse_rms")
+        self.gradients = gradient_of(x), gradient_of(f"{x}_weight", over_rows="sum"), None, None
+        self.normalized = TensorParameter(x, TYPES)
+
+    @property
+    def incoming(self) -> tuple[str, ...]:
+        return (f"d{self.x}_out",)
+
+    @property
+    def read_backward(self) -> tuple[TensorParameter, ...]:
+        dy, *others = super().read_backward
+        return *others, TensorParameter(f"d{self.x}_out", TYPES, like(self.x), optional=True)
 
     def _forward(self, d: DrawnGraph) -> None:
-        y = d.norm(d["x"], statistics=("inverse_rms",))
-        d.store("y", d.graph.rotate_pairs(y, *angles(d), interleaved=not self.is_neox))
+        y = d.norm(d[self.x], f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
+        d.store(f"{self.x}_out", d.graph.rotate_pairs(y, *angles(d), interleaved=not self._is_neox))
 
 
-_NUMBERS, _BY = ("eps", "is_neox"), ("is_neox",)
-_inference = defined(NAME, either_way((*_GIVEN, *_MADE), draw), _NUMBERS, _BY, seen=True)
-_training = defined(f"{NAME}_training", either_way((*_GIVEN, *_MADE, *_STATISTICS), draw), _NUMBERS, _BY)
-_asked = ("is_neox", DX.asked, DWEIGHT.asked)
-_gradients = defined(f"{NAME}_backward", {(neox,): RotatedNorm(neox).backward for neox in (True, False)}, _asked, _BY)
-_once = made_once(NAME, _gradients)
+class RotatedHeads(Both):
+    """Both, by is_neox."""
+
+    options = ("is_neox",)
+    each, rows = (RotatedNorm("q", True), RotatedNorm("k", True)), staticmethod(of_keys)
+
+    @cached_property
+    def inference(self) -> Ways:
+        return either_way((*self.tensors, *self.results), draw)
+
+    @cached_property
+    def training(self) -> Ways:
+        return either_way((*self.tensors, *self.results, *self.statistics), draw)
+
+    @cached_property
+    def backward(self) -> Ways:
+        def drawn(d: DrawnGraph, is_neox: bool) -> None:
+            draw_gradients(d, (RotatedNorm(x, is_neox) for x in "qk"))
+
+        return either_way(super().backward.arguments, drawn)
 
 
-class QKNormRopeFunction(torch.autograd.Function):
-    """Both results. By the class's name torch calls the node of its graph."""
-
-    @staticmethod
-    def forward(ctx, q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox):
-        needs_q, needs_k, needs_q_weight, needs_k_weight, *_, needs_eps, _ = ctx.needs_input_grad
-        if needs_eps:
-            raise VariantPackTypeError("eps is a tensor that requires a gradient; accepted: a number")
-        given = q, k, q_weight, k_weight, cos_sin_cache, positions
-        q_out, k_out, *inverse_rms = _training(*given, eps, is_neox)
-        ctx.save_for_backward(*given, *inverse_rms)
-        ctx.is_neox = is_neox
-        ctx.set_materialize_grads(False)
-        asked = (needs_q or needs_q_weight, q_out), (needs_k or needs_k_weight, k_out)
-        ctx.mark_non_differentiable(*(y for needed, y in asked if not needed))
-        return q_out, k_out
-
-    @staticmethod
-    def backward(ctx, dq_out, dk_out):
-        q, k, q_weight, k_weight, *angles, q_inverse, k_inverse = ctx.saved_tensors
-        needs_q, needs_k, needs_q_weight, needs_k_weight, *_ = ctx.needs_input_grad
-        run = _once if torch.is_grad_enabled() else _gradients
-
-        def gradients(dy, x, weight, inverse_rms, *needed):
-            if dy is None or not any(needed):  # nobody used the result
-                return None, None
-            # The gradient of a sum is one element, expanded.
-            dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-            return run(dy, x, weight, *angles, inverse_rms, ctx.is_neox, *needed)
-
-        dq, dq_weight = gradients(dq_out, q, q_weight, q_inverse, needs_q, needs_q_weight)
-        dk, dk_weight = gradients(dk_out, k, k_weight, k_inverse, needs_k, needs_k_weight)
-        return dq, dk, dq_weight, dk_weight, None, None, None, None
-
-
-# Of queries, keys and weights there are gradients.
-_run = entered(NAME, _inference, QKNormRopeFunction, QKNormRopeFunction, of=4)
+_run = differentiable("differentiable_qk_norm_rope", RotatedHeads()).run
 
 
 def qk_norm_rope(

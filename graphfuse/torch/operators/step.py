@@ -104,12 +104,10 @@ def entered(
     inference: GraphOperator,
     formula: type[torch.autograd.Function],
     alone: type[torch.autograd.Function],
-    of: int | None = None,
+    watched: Sequence[str],
 ) -> Callable[..., object]:
     """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
-    sees. alone: the formula for calls that nobody else wants to see. of: how many of the arguments, the first ones,
-    have gradients; None for all."""
-    watched = inference.declaration.parameters[:of]
+    sees. alone: the formula for calls that nobody else wants to see. watched: as of ``called``."""
     apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
     run = within_dispatcher(name, inference, apply, apply_alone, watched)
 

@@ -241,13 +241,13 @@ def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[i
     for place in range(1, rank + 1):
         there = [v for v in known if v.tensor.dim() >= place]
         told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
-        told = told or {v.aligned()[-place] for v in there} or {(found[-1] if found else end) - 1}
+        told = told or {v.aligned()[-place] for v in there} or {min(found, default=end) - 1}
         if len(told) != 1:
             raise Untranslated("it reads rows along one axis and along another")
         found += told
     found.reverse()
-    if any(a >= b for a, b in zip(found, found[1:], strict=False)):
-        raise Untranslated("its dimensions are not in the order of the rows'")
+    if len({*found}) < rank:
+        raise Untranslated("it reads rows along one axis and along another")
     return tuple(found)
 
 

@@ -119,7 +119,8 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
         before = len(translation.steps)
         usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
         usable = usable and not _is_elsewhere(node, translation, parts)
-        below = max((levels[t] for t in node.all_input_nodes if t in levels), default=0)
+        read = ((t, (t, node) in translation.in_memory) for t in node.all_input_nodes if t in levels)
+        below = max((levels[t] + in_memory for t, in_memory in read), default=0)
         is_free = generated.is_free(node) or not generated.reads(node)
         if node.op in ("placeholder", "get_attr") or is_free and given.issuperset(node.all_input_nodes):
             given.add(node)
@@ -138,8 +139,9 @@ def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node,
     """Raises levels of nodes to those of their readers: what nobody reads before is computed with them."""
     for node in reversed(graph.nodes):
         if node in translation.values:
-            read = (u for u in node.users if u.users or not (u.op == "output" or u in translation.values))
-            levels[node] = max(levels[node], min((levels[u] - (u not in translation.values) for u in read), default=0))
+            read = [u for u in node.users if u.users or not (u.op == "output" or u in translation.values)]
+            apart = {u for u in read if u not in translation.values or (node, u) in translation.in_memory}
+            levels[node] = max(levels[node], min((levels[u] - (u in apart) for u in read), default=0))
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
@@ -321,15 +323,16 @@ class _Assembled:
         if not made or not read:
             return None
         axis, part = translation.axis, translation.part
+        tensors_made = [translation.recorded(node) for node in made.values()]
+        pairs = [*zip(made.values(), tensors_made, strict=True)]
+        results = [SeenTensor.of(t, translation.values[node].axes, axis, part(node)) for node, t in pairs]
+        largest = max(results, key=lambda seen: len(seen.axes))
+        places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
+        results = [SeenTensor.of(t, translation.values[node].axes, axis, part(node), places) for node, t in pairs]
         tensors = {
-            key: SeenTensor.of(value.tensor, key[1], axis, translation.part_read(key[0], value))
+            key: SeenTensor.of(value.tensor, key[1], axis, translation.part_read(key[0], value), places)
             for key, value in read.items()
         }
-        tensors_made = [translation.recorded(node) for node in made.values()]
-        results = [
-            SeenTensor.of(t, translation.values[node].axes, axis, part(node))
-            for node, t in zip(made.values(), tensors_made, strict=True)
-        ]
         extents = SharedExtents((*tensors.values(), *results), translation.parts)
         for seen in tensors.values():
             extents.add(seen)

@@ -10,6 +10,10 @@ import torch
 
 from graphfuse.torch.fusion.meaning import same, told
 from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value
+from graphfuse.torch.regions.turned import turned
+
+WIDEST, MULTIPLE = 512, 16
+"""Columns that kernels turn: at most, and a multiple of which."""
 
 
 def _same(d: CallDrawing) -> Value:
@@ -41,6 +45,34 @@ def _same(d: CallDrawing) -> Value:
         raise Untranslated("a view that adds a dimension where the rows have none")
     repeats = not all(map(same, once, new.shape))
     return Value(new, value.step, tuple(axes), torch.Size(once) if repeats else None)
+
+
+def _permuted(d: CallDrawing) -> Value:
+    value, new = d["self"], d.out
+    if value.step is None:
+        return d.read(new)
+    if value.once is not None:
+        raise Untranslated("a view that moves what is repeated")
+    if all(new.dim() > v.tensor.dim() for v in value.step.inputs.values() if isinstance(v, Value)):
+        raise Untranslated("a view that adds a dimension where the rows have none")
+    order = [*range(new.dim())]
+    if d.call.name == "permute.default":
+        order = [dim % new.dim() for dim in d["dims"]]
+    else:
+        one, other = d["dim0"], d["dim1"]
+        order[one], order[other] = order[other], order[one]
+    return Value(new, value.step, tuple(value.aligned()[dim] for dim in order))
+
+
+def _turned(d: CallDrawing) -> Value:
+    if turned(d.node) is None:
+        raise Untranslated("it joins tensors")
+    columns = d.out.shape[-1]
+    if columns % MULTIPLE or columns > WIDEST:
+        raise Untranslated(f"it turns {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}")
+    x = d.known[id(d.call.arguments["tensors"][0])]
+    d.columns(x, -1)
+    return d.step("turn_pairs", {"input": x})
 
 
 def _cast(d: CallDrawing) -> Value:
@@ -224,6 +256,8 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
         "expand.default alias.default".split(),
         _same,
     ),
+    **dict.fromkeys(("permute.default", "transpose.int"), _permuted),
+    "cat.default": _turned,
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
     "scalar_tensor.default": lambda d: d["s"],
     "pow.Tensor_Scalar": _power,

@@ -234,18 +234,18 @@ class RegionGraphs(Computation):
     def _statistic(self, name: str) -> RowExtents:
         """Extents of one value a row, or a part of one."""
         graph, rank = self._small[0], len(self.program.inputs[0].axes)
-        dim = _named(graph, name).get_dim()
+        dim = named(graph, name).get_dim()
         part = _COLUMNS * self._longest // dim[-2] if len(dim) > rank else 0
         return RowExtents("n" * (len(dim) - 1) + "1", part)
 
     # Graphs.
 
     def _forward(self, d: DrawnGraph) -> None:
-        given = {one.name: _read(d, one) for one in self.program.inputs}
+        given = {one.name: read_input(d, one) for one in self.program.inputs}
         kept = self._own_statistics(d)
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
-            d.store_read(name, _named(d.graph, name))
+            d.store_read(name, named(d.graph, name))
         for one in self.program.outputs:
             d.store(one.name, made[one.step], of_rows=one.extents.without_columns)
 
@@ -259,7 +259,7 @@ class RegionGraphs(Computation):
         forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
         names |= {made[one.step]: one.name for one in self.program.outputs}
-        names |= {_named(forward, a.name): a.name for a in self.statistics}
+        names |= {named(forward, a.name): a.name for a in self.statistics}
 
         def kept(t: Tensor) -> Tensor | None:
             return d.like(names[t], t) if names.get(t) in self.kept else None
@@ -293,7 +293,7 @@ def _is_float(one: RegionInput | Result) -> bool:
     return data_type[one.dtype] in FLOATS.values()
 
 
-def _named(graph: pygraph, name: str) -> Tensor:
+def named(graph: pygraph, name: str) -> Tensor:
     return next(t for t in graph.tensors if _identifier(t.get_name()) == name)
 
 
@@ -302,7 +302,7 @@ def _identifier(name: str) -> str:
     return name.replace("::", "_")
 
 
-def _read(d: DrawnGraph, one: RegionInput) -> Tensor:
+def read_input(d: DrawnGraph, one: RegionInput) -> Tensor:
     return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
 
 

@@ -18,6 +18,8 @@ from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_larg
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
+from graphfuse.torch.regions.turned import turned
+from graphfuse.torch.regions.twins import joined
 
 Verdicts = list[tuple[TorchRegion, str]]
 """Regions, and why they are left; "" for those that are replaced."""
@@ -40,6 +42,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
     reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
+    found = joined(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
     return verdicts, {n: why for n, why in unusable.items() if generated.is_reduction(n)}
@@ -71,10 +74,13 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region; where kernels do not make its gradients, those of rows, or of parts of them, alone, and those without
-    what it computes of vectors alone."""
+    turns of pairs, or without what it computes of vectors alone."""
     if reduces_rows_and_parts(region.program) and _untrainable(region):
         apart = find(graph, dict.fromkeys(region.nodes, 0), together=False)
         return [part for one in apart for part in _trainable(graph, one)]
+    straight = [n for n in region.nodes if turned(n) is None]
+    if len(straight) < len(region.nodes) and _untrainable(region):
+        return [part for one in find(graph, dict.fromkeys(straight, 0)) for part in _trainable(graph, one)]
     own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
     if len(own) == len(region.nodes) or not _untrainable(region):
         return [region]
@@ -96,6 +102,8 @@ def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, s
         if region.program.follows and is_training:
             others[key] = _UNMEASURED
             continue
+        if any(step.op == "turn_pairs" for step in region.program.steps):
+            continue  # of rotations one kernel moves least
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
         summed, cases, nodes = cost.of_samples(odd) if is_training else 0, _cases(region), taken(region)
         worse = "; ".join(str(case) for case in cases if case.saved <= 0)

@@ -18,6 +18,7 @@ from graphfuse.torch.operators.formula import formula
 from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
 from graphfuse.torch.regions import mapped
 from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.joined import JoinedGraphs, graphs_of
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -26,12 +27,12 @@ Tensors = Sequence[torch.Tensor | None]
 class RegionOperator:
     """The operator for one program: its graphs as functions, and what joins them for autograd."""
 
-    graphs: RegionGraphs
+    graphs: RegionGraphs | JoinedGraphs
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def of(text: str) -> RegionOperator:
-        return RegionOperator(RegionGraphs.of(text))
+        return RegionOperator(graphs_of(text))
 
     @cached_property
     def run(self) -> Callable[..., object]:

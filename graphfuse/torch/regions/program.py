@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from graphfuse.api import pygraph
@@ -64,6 +64,11 @@ class RowExtents:
         return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n" and not self.part
 
     @property
+    def is_of_tokens(self) -> bool:
+        """True for what is the same along the axis before the columns, and not along all others."""
+        return self.axes[-2] in "1-" and "n" in self.axes[:-2]
+
+    @property
     def is_split(self) -> bool:
         """True if an axis is missing between others, or more than the last behind them."""
         return "-" in self.axes.removesuffix("-").lstrip("-")
@@ -102,16 +107,17 @@ class ProgramStep:
 
 @dataclass(frozen=True)
 class Result:
-    """An output: the step that makes it."""
+    """An output: the step that makes it. mark: as of ``Program``."""
 
     step: int
     axes: str
     dtype: str
     part: int = 0
+    mark: str = ""
 
     @property
     def name(self) -> str:
-        return f"out{self.step}"
+        return f"out{self.step}{self.mark}"
 
     @property
     def extents(self) -> RowExtents:
@@ -121,17 +127,32 @@ class Result:
 @dataclass(frozen=True)
 class Program:
     """Steps in order. The last axis has the columns, the others rows. follows: whether outputs that have all of these
-    lie in memory as the first input does, not row after row."""
+    lie in memory as the first input does, not row after row. joined: where it is of two tensors of rows, extents of
+    both along the axis before the columns; inputs are given for each, but for those of tokens. mark: what names of
+    tensors end in."""
 
     inputs: tuple[RegionInput, ...]
     steps: tuple[ProgramStep, ...]
     outputs: tuple[Result, ...]
     follows: bool = False
+    joined: tuple[int, ...] = ()
+    mark: str = ""
 
     @cached_property
     def text(self) -> str:
         """JSON, the same for equal programs."""
         return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
+
+    def marked(self, mark: str) -> Program:
+        """The program with other names of tensors, but for those of tokens."""
+        names = {one.name: one.name + mark for one in self.inputs if not one.extents.is_of_tokens}
+
+        def step(one: ProgramStep) -> ProgramStep:
+            return replace(one, inputs={port: names.get(source, source) for port, source in one.inputs.items()})
+
+        inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
+        outputs = tuple(replace(one, mark=mark) for one in self.outputs)
+        return replace(self, inputs=inputs, steps=tuple(map(step, self.steps)), outputs=outputs, mark=mark)
 
     @property
     def operations(self) -> str:
@@ -147,7 +168,7 @@ class Program:
             inputs = tuple(RegionInput(**one) for one in made["inputs"])
             steps = tuple(ProgramStep(**one) for one in made["steps"])
             outputs = tuple(Result(**one) for one in made["outputs"])
-            program = Program(inputs, steps, outputs, made.get("follows", False))
+            program = Program(inputs, steps, outputs, made.get("follows", False), tuple(made.get("joined", ())))
         except (ValueError, TypeError, KeyError) as error:
             raise SerializedError(f"the graph of a region is damaged: {type(error).__name__}: {error}") from None
         if (why := program._fault()) is not None:
@@ -158,6 +179,8 @@ class Program:
         """The first thing that is wrong; None for a program that can be drawn."""
         if not self.inputs:
             return "it has no inputs"
+        if self.joined and (len(self.joined) != 2 or not all(isinstance(n, int) for n in self.joined)):
+            return f"it is of joined rows with extents {self.joined}; accepted: two integers"
         names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
         if [one.name for one in self.inputs] != names:
             return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
@@ -205,9 +228,12 @@ class Program:
                 made[one.step].set_stride(strides[0])
         return graph, given, made
 
-    def draw(self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False) -> list[Tensor]:
+    def draw(
+        self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False, apart: bool = False
+    ) -> list[Tensor]:
         """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
-        training: whether norms make what their gradients need."""
+        training: whether norms make what their gradients need. apart: whether they are multiplied by a scale behind
+        them, as it varies along rows."""
         made: list[Tensor] = []
         parts = {one.name: one.part for one in self.inputs} | {f"@{n}": s.part for n, s in enumerate(self.steps)}
         views: dict[tuple[Source, int], Tensor] = {}
@@ -228,9 +254,14 @@ class Program:
             attributes = {name: _ENUMS[name][v] if name in _ENUMS else v for name, v in step.attributes.items()}
             inputs = {port: read(source, step.part) for port, source in step.inputs.items()}
             attributes |= op.training if training else {}
-            getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}")
+            scale = inputs.pop("scale", None) if apart and step.op == "rmsnorm" else None
+            getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}{self.mark}")
             node = graph.nodes[-1]
             out = node.outputs[op.outputs[0].name]
+            if scale is not None:
+                infer(graph, node)
+                out = graph.mul(out, scale)
+                node = graph.nodes[-1]
             if step.op == "reduction":
                 out.set_dim((*node.inputs["input"].get_dim()[:-1], 1))
             if step.dtype:
@@ -253,9 +284,12 @@ def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
     return made
 
 
+_OPTIONAL = frozenset({"part", "joined", "mark"})
+
+
 def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Fields of a program that its text has: parts only where there are some."""
-    return {name: value for name, value in pairs if name != "part" or value}
+    """Fields of a program that its text has."""
+    return {name: value for name, value in pairs if name not in _OPTIONAL or value}
 
 
 def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:

@@ -38,8 +38,9 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     inputs = [new.get(node, node) for node in region.inputs]
     views = [Arrangement(*one) for one in zip(region.tensors, region.orders, strict=True)]
     read, made = views[: len(inputs)], views[len(inputs) :]
-    for one, view in zip(region.program.outputs, made, strict=True):
-        if not _lies(view.of(view.tensor), read[0].made if region.program.follows and one.extents.whole else None):
+    for n, view in enumerate(made):
+        follows = region.program.follows and region.program.outputs[n].extents.whole
+        if not _lies(view.of(view.tensor), read[0].made if follows else None):
             return "its results do not lie in memory as those of an operator"
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:

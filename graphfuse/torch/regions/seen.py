@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,10 +26,13 @@ class SeenTensor:
     part: int
 
     @staticmethod
-    def of(t: torch.Tensor, axes: Sequence[int], columns: int, part: int) -> SeenTensor:
-        """columns: the axis that becomes the last."""
+    def of(
+        t: torch.Tensor, axes: Sequence[int], columns: int, part: int, places: Mapping[int, int] | None = None
+    ) -> SeenTensor:
+        """columns: the axis that becomes the last. places: of axes that become others."""
         columns = 0 if part else columns
         moved = [-1 if axis == columns else axis - (part > 0 or axis > columns) for axis in axes]
+        moved = [(places or {}).get(axis, axis) for axis in moved]
         order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
         in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
         return SeenTensor(*in_order, order, from_foreign(t.dtype).name, part)
@@ -43,6 +46,14 @@ class SeenTensor:
                 return False
             expected = expected * extent
         return True
+
+    def places(self) -> dict[int, int]:
+        """Axes as which rows lie one after the other, where there are such: by the number that each has."""
+        order = sorted(range(len(self.axes) - 1), key=lambda n: -hint(self.stride[n]))
+        *rows, columns = (*order, len(self.axes) - 1)
+        shape, stride = (tuple(of[n] for n in (*rows, columns)) for of in (self.shape, self.stride))
+        is_packed = replace(self, shape=shape, stride=stride).is_packed
+        return {self.axes[n]: axis for n, axis in zip(rows, self.axes, strict=False)} if is_packed else {}
 
     def lies_as(self, other: SeenTensor) -> bool:
         pairs = zip(self.shape, self.stride, other.stride, strict=False)

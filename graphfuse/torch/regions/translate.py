@@ -12,17 +12,19 @@ from torch.fx import Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import several, told
+from graphfuse.torch.fusion.meaning import hint, same, several, told
+from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
 from graphfuse.torch.regions.groups import Groups
+from graphfuse.torch.regions.turned import turned_within
 
 
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
     not translate. node_of: the node that has a tensor, by the tensor's number. unread: nodes that nobody reads, and
-    which are left as they are.
+    which are left as they are. in_memory: nodes that translate, and readers that read what they have made.
 
     axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
     groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
@@ -43,6 +45,7 @@ class TranslatedGraph:
         self.why: dict[Node, str] = {}
         self.node_of: dict[int, Node] = {}
         self.unread: set[Node] = set()
+        self.in_memory: set[tuple[Node, Node]] = set()
         self.held: list[object] = []  # tensors that numbers are of
 
     def recorded(self, node: Node, reader: Node | None = None) -> object:
@@ -106,12 +109,16 @@ class TranslatedGraph:
         """True if a node translates; what it is made of has been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
             return self._regrouped(node)
+        if self._groups is None and (whole := turned_within(node)) is not None:
+            self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
+            return True
         aliases: dict[int, torch.Tensor] = {}
         found = None if self._mixes(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
         if found is None:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
+        self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
         known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
@@ -131,6 +138,16 @@ class TranslatedGraph:
             return False
         return True
 
+    def _is_kept(self, t: Node, reader: Node) -> bool:
+        """True for what is computed beside the rows, of several dimensions, and what others read as well: no kernel has
+        it that has rows."""
+        found, made = self.values.get(t), value_of(reader)
+        if self._groups is not None or len(t.users) < 2 or made is None or not isinstance(found, Value):
+            return False
+        dims = sum(not same(n, 1) for n in found.tensor.shape)
+        is_small = hint(found.tensor.numel()) < hint(made.numel())
+        return is_small and 1 < dims and found.step is not None and _is_pointwise(found.step)
+
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
         outside = (self.values.get(t) for t in node.all_input_nodes if t not in self._inside)
@@ -139,7 +156,7 @@ class TranslatedGraph:
     def _tensors(self, node: Node, reader: Node):
         """Recorded tensors of a node, with their values."""
         recorded, value = self.recorded(node, reader), self.values.get(node)
-        if reader in self._inside and node not in self._inside:
+        if reader in self._inside and node not in self._inside or (node, reader) in self.in_memory:
             value = None
         for i, t in enumerate(several(recorded)):
             if isinstance(t, torch.Tensor):
@@ -162,9 +179,17 @@ class TranslatedGraph:
         drawing = CallDrawing(self.steps, node, call, known, 0 if self.part(node) else self.axis, self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
-        for t, value in zip(call.results, several(made), strict=False):
-            known[id(t)] = value
-            self.held.append(t)
+        known |= zip(map(id, call.results), several(made), strict=False)
+        self.held += call.results
+
+
+def _is_pointwise(step: OwnedStep) -> bool:
+    """True if nothing is reduced for a step."""
+    found = [step]
+    for one in found:  # to which those are added that it is made of
+        made = (v.step for v in one.inputs.values() if isinstance(v, Value))
+        found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
+    return all(OPS[one.op].pointwise for one in found)
 
 
 def _check_pointwise(steps: Sequence[OwnedStep]) -> None:

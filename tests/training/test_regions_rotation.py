@@ -1,13 +1,12 @@
-"""Queries and keys that are normalized and rotated, in graphs: what is found, what is left and why, and values."""
+"""Queries and keys that are normalized and rotated, in graphs: one operator for both, which has torch's bits."""
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from graphfuse import SerializedError, VariantPackError
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend import rotated, rotation
-from graphfuse.torch.compile_backend.compiled import replace_in
-from graphfuse.torch.fusion import surroundings
+from graphfuse.torch.regions import judged
+from graphfuse.torch.regions.joined import graphs_of
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -71,39 +70,34 @@ def given(dtype=HALF, samples=1, columns=D, heads=(4, 2)):
     return q, k, v, w, torch.randn(samples, T, columns // 2, generator=g) * 3
 
 
-def pairs(graph):
-    return rotation.pairs(graph.graph, surroundings.regions(graph.graph))
+def replaced(function, tensors, how="aten"):
+    """The programs of what was replaced. The graph then makes what the function makes, bit for bit, as it lies."""
+    graph, arguments = recorded(function, tensors, how)
+    verdicts, _ = judged.replace_in(graph, declines=False)
+    for got, want in zip(graph(*arguments), function(*tensors), strict=True):
+        assert got.dtype is want.dtype and got.shape == want.shape and got.stride() == want.stride()
+        assert torch.equal(got, want)
+    assert not any(why for _, why in verdicts)
+    assert sum("graphfuse" in str(n.target) for n in graph.graph.nodes) == len(verdicts)
+    return [region.program for region, _ in verdicts]
 
 
-def called(graph):
-    return [n for n in graph.graph.nodes if "graphfuse" in str(n.target)]
+def turns(program):
+    return "turn_pairs" in program.operations
 
 
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
 @pytest.mark.parametrize("samples", [1, B])
+@pytest.mark.parametrize("dtype", [HALF, FULL])
 @pytest.mark.parametrize("function", [norm_first, transposed_first, in_place, two_layers])
-def test_found(function, samples, how):
-    """No further from exact values than torch, which rounds more often; layouts are torch's."""
-    tensors = given(samples=samples)
-    graph, arguments = recorded(function, tensors, how)
-    found, left = pairs(graph)
-    assert len(found) == (2 if function is two_layers else 1) and not left
-    rotated.replace(graph, found)
-    assert [str(n.target) for n in called(graph)] == ["graphfuse.differentiable_qk_norm_rope.default"] * len(found)
-    assert sum("arange" in str(n.target) for n in graph.graph.nodes) == 1  # one table for all
-    with torch.no_grad():
-        exact = function(*(t.double() for t in tensors))
-    for got, want, wide in zip(graph(*arguments), function(*tensors), exact, strict=True):
-        assert got.dtype is want.dtype and got.shape == want.shape and got.stride() == want.stride()
-        assert (got - wide).norm() <= 1.05 * (want - wide).norm()
+def test_both_are_one_kernel(function, dtype, samples, how):
+    (program,) = replaced(function, given(dtype, samples), how)
+    assert program.joined == (4, 2) and turns(program)
 
 
-def test_float32():
-    tensors = given(FULL)
-    graph, arguments = recorded(norm_first, tensors)
-    rotated.replace(graph, pairs(graph)[0])
-    for got, want in zip(graph(*arguments), norm_first(*tensors), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+def test_as_many_heads():
+    (program,) = replaced(norm_first, given(heads=(4, 4)))
+    assert turns(program)
 
 
 def other_halves(q, k, v, w, angles):
@@ -111,26 +105,15 @@ def other_halves(q, k, v, w, angles):
     return rotate(llama(q, v), llama(k, w), both.cos().to(q.dtype), both.sin().to(q.dtype), axis=2)
 
 
-def from_outside(q, k, v, w, cos):
+def from_outside(q, k, v, w, angles):
+    cos = torch.cat((angles, angles), dim=-1).to(q.dtype)
     return rotate(llama(q, v), llama(k, w), cos, cos, axis=2)
 
 
-def read_elsewhere(q, k, v, w, angles):
-    q = llama(q, v)
-    return (*rotate(q, llama(k, w), *tables(angles, q.dtype), axis=2), q.sum())
-
-
-def over_all_heads(q, k, v, w, angles):
-    """As OLMo-2."""
-    q, k = (llama(x.flatten(2), 1.5).view(x.shape) for x in (q, k))
-    return rotate(q, k, *tables(angles, q.dtype), axis=2)
-
-
-def backward(q, k, v, w, angles):
-    """Turned the other way round: no rotation of this kind."""
-    q, k = llama(q, v), llama(k, w)
-    cos, sin = (t.unsqueeze(2) for t in tables(angles, q.dtype))
-    return tuple(x * cos + torch.cat((x[..., D // 2 :], -x[..., : D // 2]), -1) * sin for x in (q, k))
+def angles_changed_in_place(q, k, v, w, angles):
+    both = torch.cat((angles, angles), dim=-1)
+    both[..., :4] = 1
+    return rotate(llama(q, v), llama(k, w), both.cos().to(q.dtype), both.sin().to(q.dtype), axis=2)
 
 
 def changed_in_place(q, k, v, w, angles):
@@ -140,47 +123,60 @@ def changed_in_place(q, k, v, w, angles):
     return (*made, cos)
 
 
-def angles_changed_in_place(q, k, v, w, angles):
-    both = torch.cat((angles, angles), dim=-1)
-    both[..., :4] = 1
-    return rotate(llama(q, v), llama(k, w), both.cos().to(q.dtype), both.sin().to(q.dtype), axis=2)
+@pytest.mark.parametrize("how", ["aten", "dynamo"])
+@pytest.mark.parametrize("function", [other_halves, from_outside, angles_changed_in_place, changed_in_place])
+def test_cosines_may_be_any(function, how):
+    (program,) = replaced(function, given(), how)
+    assert program.joined and turns(program)
+
+
+def read_elsewhere(q, k, v, w, angles):
+    q = llama(q, v)
+    return (*rotate(q, llama(k, w), *tables(angles, q.dtype), axis=2), q.relu())
+
+
+def over_all_heads(q, k, v, w, angles):
+    """As OLMo-2."""
+    q, k = (llama(x.flatten(2), 1.5).view(x.shape) for x in (q, k))
+    return rotate(q, k, *tables(angles, q.dtype), axis=2)
+
+
+def backward(q, k, v, w, angles):
+    """Turned the other way round."""
+    q, k = llama(q, v), llama(k, w)
+    cos, sin = (t.unsqueeze(2) for t in tables(angles, q.dtype))
+    return tuple(x * cos + torch.cat((x[..., D // 2 :], -x[..., : D // 2]), -1) * sin for x in (q, k))
+
+
+def halves_read_elsewhere(q, k, v, w, angles):
+    q, k = llama(q, v), llama(k, w)
+    cos, sin = (t.unsqueeze(2) for t in tables(angles, q.dtype))
+    one, two = q[..., : D // 2], q[..., D // 2 :]
+    return q * cos + torch.cat((-two, one), -1) * sin, two.clone(), k * cos + turned(k) * sin
 
 
 def of_different_norms(q, k, v, w, angles):
     return rotate(llama(q, v), gemma(k, w), *tables(angles, q.dtype), axis=2)
 
 
-LEFT = [
-    (other_halves, "it is not in the graph that both halves of a row have the same cosines and sines"),
-    (read_elsewhere, "it is read by more than the rotation"),
-    (over_all_heads, "what it normalizes is no row of those that are rotated"),
-    (of_different_norms, "no keys or queries are rotated with it"),
-    (changed_in_place, "its cosines or sines are changed in place"),
-    (angles_changed_in_place, "its cosines or sines are changed in place"),
-    (backward, None),
-]
+APART = [read_elsewhere, over_all_heads, backward, halves_read_elsewhere, of_different_norms]
 
 
 @pytest.mark.parametrize("how", ["aten", "dynamo"])
-@pytest.mark.parametrize(("function", "why"), LEFT)
-def test_left(function, why, how):
-    graph, _ = recorded(function, given(), how)
-    found, left = pairs(graph)
-    assert found == []
-    assert why in left.values() if why else not left
+@pytest.mark.parametrize("function", APART)
+def test_values_where_they_are_several(function, how):
+    programs = replaced(function, given(), how)
+    assert not any(program.joined for program in programs)
+    assert len(programs) > 1
 
 
-def test_cosines_that_are_given_may_differ():
-    q, k, v, w, _ = given()
-    graph, _ = recorded(from_outside, (q, k, v, w, torch.ones(1, T, D).to(HALF)))
-    found, left = pairs(graph)
-    assert not found and set(left.values()) == {LEFT[0][1]}
-
-
-def test_heads_that_no_kernel_takes():
-    graph = recorded(norm_first, given(columns=24))[0]
-    found, left = pairs(graph)
-    assert not found and set(left.values()) == {"heads have 24 columns; accepted: a multiple of 16, at most 512"}
+@pytest.mark.parametrize("columns", [24, 80, 528])
+def test_heads_of_other_widths(columns):
+    """Of those that no kernel turns the norms are regions."""
+    programs = replaced(norm_first, given(columns=columns))
+    assert [one.operations for one in programs] == (
+        ["rmsnorm, mul, turn_pairs, add"] if columns == 80 else ["rmsnorm, mul"] * 2
+    )
 
 
 def test_gradients():
@@ -191,7 +187,7 @@ def test_gradients():
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     entries = compile_report().graphs[-1].entries
-    assert [(e.became, e.why.partition(" with ")[0]) for e in entries] == [("qk_norm_rope", "rotated,")] * 2
+    assert [(e.became, "turn_pairs" in e.why) for e in entries] == [("region", True)]
 
 
 def test_learned_angles_keep_their_gradient():
@@ -200,7 +196,7 @@ def test_learned_angles_keep_their_gradient():
     run = torch.compile(norm_first, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
     got, want = (torch.autograd.grad(sum(y.sum() for y in f(*tensors)), angles)[0] for f in (run, norm_first))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert all("have gradients" in e.why for e in compile_report().graphs[-1].entries)
+    assert [e.why for e in compile_report().graphs[-1].entries] == ["rmsnorm"] * 2
 
 
 @pytest.mark.parametrize("samples", [1, B])
@@ -215,7 +211,7 @@ def test_tokens_that_vary(samples):
         for got, want in zip(run(*tensors), norm_first(*tensors), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     found = compile_report()
-    assert not found.left and {e.became for e in found.replaced} == {"qk_norm_rope"}
+    assert not found.left and all("turn_pairs" in e.why for e in found.replaced)
 
 
 class Heads(torch.nn.Module):
@@ -250,13 +246,12 @@ def test_numbers_that_are_inputs_of_the_graph():
                 torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         return [entry.became for entry in compile_report().graphs[-1].entries]
 
-    assert became() == ["qk_norm_rope"] * 2
+    assert became() == ["region"]
     graphs = len(compile_report().graphs)
     module.scaling = 0.5
-    assert became() == ["qk_norm_rope"] * 2 and len(compile_report().graphs) == graphs
+    assert became() == ["region"] and len(compile_report().graphs) == graphs
     module.k_eps = 0.1
     assert became() == ["region"] * 2
-    assert all("no keys or queries are rotated with it" in e.why for e in compile_report().graphs[-1].entries)
 
 
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
@@ -275,7 +270,39 @@ def test_epsilons_that_are_read_of_tensors():
     assert {e.why for e in compile_report().graphs[-1].entries} == {"mul, reduction: no kernels make its gradients"}
 
 
+class Norm(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x):
+        return llama(x, self.weight)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self, v, w):
+        super().__init__()
+        self.q_norm, self.k_norm = Norm(v), Norm(w)
+
+    def forward(self, q, k, angles):
+        return rotate(self.q_norm(q), self.k_norm(k), *tables(angles, q.dtype), axis=2)
+
+
 def test_the_report_names_both():
-    entries = replace_in(make_fx(norm_first, tracing_mode="fake")(*given()), declines=False)
-    assert [e.became for e in entries] == ["qk_norm_rope"] * 2
-    assert all(e.why.startswith("rotated, with ") for e in entries)
+    q, k, v, w, angles = given()
+    run = torch.compile(Normed(v, w), backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
+    run(q, k, angles)
+    one, other = compile_report().graphs[-1].entries
+    assert (one.name, other.name, other.why) == ("q_norm", "k_norm", "with q_norm")
+    assert one.became == other.became == "region" and "turn_pairs" in one.why
+
+
+def test_damaged_texts_are_refused():
+    (program,) = replaced(in_place, given())
+    for text in (program.text.replace("[4,2]", joined) for joined in ("[4]", "4", "[4,null]")):
+        with pytest.raises(SerializedError, match="the graph of a region is damaged"):
+            graphs_of(text)
+    q, k, *others = (t.to(HALF) for t in given())
+    graphs = graphs_of(program.text)
+    with pytest.raises(VariantPackError, match=r"in0 has shape \(2, 5, 3, 32\); accepted: 4 for 3"):
+        torch.ops.graphfuse.region([q[:, :, :3], *[k] * (len(graphs.tensors) - 1)], program.text)
