@@ -53,6 +53,8 @@ def _permuted(d: CallDrawing) -> Value:
         return d.read(new)
     if value.once is not None:
         raise Untranslated("a view that moves what is repeated")
+    if all(new.dim() > v.tensor.dim() for v in value.step.inputs.values() if isinstance(v, Value)):
+        raise Untranslated("a view that adds a dimension where the rows have none")
     order = [*range(new.dim())]
     if d.call.name == "permute.default":
         order = [dim % new.dim() for dim in d["dims"]]
