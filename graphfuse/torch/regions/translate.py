@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import hint, same, several, told
+from graphfuse.torch.fusion.meaning import hint, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
@@ -144,9 +144,8 @@ class TranslatedGraph:
         found, made = self.values.get(t), value_of(reader)
         if self._groups is not None or len(t.users) < 2 or made is None or not isinstance(found, Value):
             return False
-        dims = sum(not same(n, 1) for n in found.tensor.shape)
-        is_small = hint(found.tensor.numel()) < hint(made.numel())
-        return is_small and 1 < dims and found.step is not None and _is_pointwise(found.step)
+        is_small = 1 < found.tensor.dim() and hint(found.tensor.numel()) < hint(made.numel())
+        return is_small and found.step is not None and _is_pointwise(found.step)
 
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
