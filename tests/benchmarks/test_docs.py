@@ -79,13 +79,16 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
-    other = content["environment"] | {"device": "NVIDIA H100 80GB HBM3"}
+    here, other = content["environment"], content["environment"] | {"device": "NVIDIA H100 80GB HBM3"}
+    for bench in BENCHES:
+        record.write(folder, bench, other, bench_record.record(bench) | {"environment": other})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
     made = bench_record.all_reduce() | {"environment": other}
     record.write(folder, "all-reduce", other, made)
-    for kind in ("models", "followers"):
-        record.write(folder, f"{kind}-part", other, programs[kind]() | {"environment": other})
-    record.write(folder, "wan-vae", other, bench_record.wan_vae_model() | {"environment": other})
+    for where in (here, other):
+        for kind in ("models", "followers"):
+            record.write(folder, f"{kind}-part", where, programs[kind]() | {"environment": where})
+        record.write(folder, "wan-vae", where, bench_record.wan_vae_model() | {"environment": where})
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
     texts = {file.name: render.rendered(file.read_text(), folder) for file in render.files()}

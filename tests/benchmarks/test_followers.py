@@ -139,7 +139,7 @@ def test_targets_and_tables():
 
 def test_the_page_of_its_record(tmp_path):
     content = bench_record.followers()
-    record.write(tmp_path, "followers", content["environment"], content)
+    record.write(tmp_path, "followers-part", content["environment"], content)
     once = render.rendered((render.FOLDER / "followers.md").read_text(), tmp_path)
     assert "commit 0123456789ab" in once and all(f"| {t.text} |" in once for t in followers.TARGETS)
     assert "| RMSNorm → GELU | 4096 | 40.0 (36.0 to 44.0) | 20.0 (18.0 to 22.0) |" in once

@@ -25,8 +25,8 @@ def attention_calls(monkeypatch):
     """The arguments of attention, by name, in all graphs that are handed on."""
     found, replace = [], compiled.replace_in
 
-    def replaced(module, declines):
-        entries = replace(module, declines)
+    def replaced(module, *how):
+        entries = replace(module, *how)
         for node in module.graph.nodes:
             if "scaled_dot_product_attention" in str(node.target):
                 names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

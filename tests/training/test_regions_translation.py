@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphfuse.ops import OPS
+from graphfuse.torch.fusion.meaning import KEYED_DROPOUT
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import HALF, C, T, rows
 from support.traces import recorded
@@ -19,7 +20,8 @@ CALLS = [(op.name, text) for op in OPS.values() for text in op.aten]
 def test_what_ops_are_called_in_aten(op, text):
     name, *given = text.split()
     packet, _, overload = name.partition(".")
-    schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
+    space = torch.ops.graphfuse if packet == KEYED_DROPOUT else torch.ops.aten
+    schema = getattr(getattr(space, packet), overload)._schema
     parameters = {a.name for a in schema.arguments}
     targets = {port.name for port in OPS[op].inputs} | {a.name for a in OPS[op].attributes}
     assert given
