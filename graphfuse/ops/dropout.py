@@ -31,7 +31,7 @@ def _dropout(e: RowArithmetic, x: Values, a: Attributes) -> Values:
 
 
 def _of_kept(p: Pullback) -> object:
-    return p.graph.dropout(p.grad, p["seed"], p["offset"], **p.attributes)
+    return p.graph.dropout(p.whole("output"), p["seed"], p["offset"], **p.attributes)
 
 
 TABLE = (

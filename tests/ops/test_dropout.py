@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from graphfuse import GraphNotSupportedError, GraphValidationError, differentiate, heur_mode, norm_forward_phase
+from graphfuse import (
+    GraphNotSupportedError,
+    GraphValidationError,
+    differentiate,
+    heur_mode,
+    norm_forward_phase,
+    reduction_mode,
+)
 from graphfuse.ops import references
 from support import graphs
 from support.graphs import BF16, FLOAT
@@ -90,3 +97,25 @@ def test_a_norm_and_dropout_are_one_kernel_both_ways():
     for graph in (made.forward, made.backward):
         graph.build([heur_mode.A])
         assert [part.engine.name for part in graph._planner.plans[0].parts] == ["rows"]
+
+
+def test_a_gradient_that_rows_share_drops_what_forward_has_dropped():
+    """That of a sum is one a row: as it is, it would be dropped by other places."""
+    g = graphs.new(io_data_type=FLOAT)
+    x = g.tensor([3, 40], data_type=FLOAT, name="x")
+    key = [g.tensor([1, 1], data_type=FLOAT, name=name) for name in ("seed", "offset")]
+    y = g.dropout(x, *key, probability=0.5)
+    total = g.reduction(y, mode=reduction_mode.ADD).set_dim([3, 1]).set_output().set_name("total")
+    made = differentiate(g, [total], [x])
+    pack = {"seed": torch.full((1, 1), 3.0), "offset": torch.full((1, 1), 4.0)}
+    pack |= {"dtotal": torch.ones(3, 1), "dx": torch.empty(3, 40)}
+    graphs.run(made.backward, pack, [heur_mode.A])
+    again = graphs.new(io_data_type=FLOAT)
+    read = [
+        again.tensor(list(d), data_type=FLOAT, name=n)
+        for n, d in (("x", (3, 40)), ("seed", (1, 1)), ("offset", (1, 1)))
+    ]
+    again.dropout(*read, probability=0.5).set_output().set_name("y")
+    forward = {"x": torch.ones(3, 40), "seed": pack["seed"], "offset": pack["offset"], "y": torch.empty(3, 40)}
+    graphs.run(again, forward, [heur_mode.A])
+    assert torch.equal(pack["dx"], forward["y"]) and 0 < (forward["y"] == 0).sum() < 120

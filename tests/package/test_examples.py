@@ -15,7 +15,7 @@ ARGUMENTS = {"train_decoder": ("--steps", "40")}
 # Engines in running order, and whether anything is saved.
 WHOLE = {
     "wan_vae_block": (["rows", "reference", "rows", "reference", "rows"], True),
-    "decoder_half_layer": (["rows", "reference", "rows", "reference"], True),
+    "decoder_half_layer": (["rows", "reference", "rows", "reference", "rows"], True),
     "qk_norm_attention": (["rows", "rows", "reference"], False),
 }
 
