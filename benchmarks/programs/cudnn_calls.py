@@ -10,7 +10,6 @@ graph.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -96,22 +95,8 @@ def package(shape: Sequence[int]) -> Callable[[], object]:
 
 def host(rounds: int) -> dict[str, dict[str, float]]:
     """Microseconds of a call on the tiny problem, by name."""
-    import torch
-
-    def sampler(call: Callable[[], object]) -> Callable[[], float]:
-        def sample() -> float:
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            took = time.perf_counter() - start
-            torch.cuda.synchronize()
-            return took / CALLS * 1e6
-
-        return sample
-
     made = calls(TINY) | {PACKAGE: package(TINY)}
-    taken = turns.take({name: sampler(call) for name, call in made.items()}, rounds)
+    taken = turns.take({name: turns.on_host(call, CALLS) for name, call in made.items()}, rounds)
     return {name: turns.quartiles(samples) for name, samples in taken.items()}
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -403,25 +402,11 @@ def _entry(of: Callable[[Problem], dict], problem: Problem) -> dict:
 
 def host() -> dict[str, dict[str, dict[str, float]]]:
     """Microseconds of a call on the host, ours and torch's, by problem."""
-    import torch
-
-    def sampler(call: Callable[[], object]) -> Callable[[], float]:
-        def sample() -> float:
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            took = time.perf_counter() - start
-            torch.cuda.synchronize()
-            return took / CALLS * 1e6
-
-        return sample
-
     found = {}
     for made in TINY:
         problem = made()
         call, _ = problem.call()
-        taken = turns.take({OURS: sampler(call), PLAIN: sampler(problem.by_torch())}, ROUNDS)
+        taken = turns.take({OURS: turns.on_host(call, CALLS), PLAIN: turns.on_host(problem.by_torch(), CALLS)}, ROUNDS)
         found[problem.name] = {name: turns.quartiles(samples) for name, samples in taken.items()}
     return found
 

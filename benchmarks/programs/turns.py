@@ -24,6 +24,23 @@ def take(samplers: Mapping[str, Callable[[], float]], least: int, seconds: float
     return found
 
 
+def on_host(call: Callable[[], object], calls: int) -> Callable[[], float]:
+    """Sampler of the microseconds that a call takes on the host: `calls` of them, before which the GPU has nothing to
+    do."""
+    import torch
+
+    def sample() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        took = time.perf_counter() - start
+        torch.cuda.synchronize()
+        return took / calls * 1e6
+
+    return sample
+
+
 def extremes(samples: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest: for few samples."""
     return _figures(statistics.median(samples), min(samples), max(samples))
