@@ -62,18 +62,10 @@ def declared(
     )
 
 
-def defined(
-    name: str,
-    variant: Variant,
-    others: Sequence[str],
-    chosen_by: tuple[str, ...] = (),
-    columns: Columns | None = None,
-    seen: bool = False,
-) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` of a function that is declared so. seen: whether autograd has a formula for it, or
-    else takes no notice of it."""
-    function = declared(name, variant, others, chosen_by, columns)
-    made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, name).default)
+def defined(function: Function, seen: bool = False) -> GraphOperator:
+    """Defines ``graphfuse::NAME`` of a function. seen: whether autograd has a formula for it, or else takes no notice
+    of it."""
+    made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, function.name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
     return made
