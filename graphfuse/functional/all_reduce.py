@@ -52,11 +52,6 @@ def _variant(reduced: Callable[[DrawnGraph], Tensor], *read: TensorParameter) ->
     return Variant(arguments, draw)
 
 
-def _of_rank(rank: int) -> Variant:
-    peers = TensorParameter("peers", types(data_type.INT64), _lengths)
-    return _variant(lambda d: d.graph.all_reduce(d["x"], d["peers"], rank=rank), peers)
-
-
 _REST = ("eps", "out", "scale", "enable_pdl")
 _DEFAULTS = {"eps": 1e-6, "out": None, "scale": None, "enable_pdl": None}
 _ONE_KERNEL = Function(
@@ -64,7 +59,10 @@ _ONE_KERNEL = Function(
     ("x", "residual", "weight", "peers", "rank", *_REST),
     _DEFAULTS,
     ("rank",),
-    {(rank,): _of_rank(rank) for rank in range(MOST_RANKS)},
+    _variant(
+        lambda d: d.graph.all_reduce(d["x"], d["peers"], **d.options),
+        TensorParameter("peers", types(data_type.INT64), _lengths),
+    ),
     ("out",),
 )
 _AFTER = Function(
@@ -72,7 +70,7 @@ _AFTER = Function(
     ("x", "residual", "weight", *_REST),
     _DEFAULTS,
     (),
-    {(): _variant(lambda d: d["x"])},
+    _variant(lambda d: d["x"]),
     ("out",),
 )
 

@@ -1,7 +1,7 @@
 """A function as data: its parameters, its tensors, and a graph for each choice of options."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,15 +14,17 @@ NUMBERS = frozenset({"eps", "share"})
 """Parameters that are numbers, passed by value: calls that differ in them share a problem."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Variant:
     """Form of a function for one choice of its options.
 
-    arguments: its tensors, each after those that its shape depends on. draw: draws the graph.
+    arguments: its tensors, each after those that its shape depends on. draw: draws the graph. options: names and
+    values, for `draw`.
     """
 
     arguments: tuple[TensorParameter, ...]
     draw: Callable[[DrawnGraph], None]
+    options: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,7 @@ class Function:
 
     parameters: names, in order.
     defaults: of some of them.
-    variants: by the values of the options named in `chosen_by`.
+    variants: one, which draws by the options named in `chosen_by`, or those of their values.
     results: the arguments that are returned; None is returned for one that was not asked for. An argument that is no
         parameter is allocated by every call.
     """
@@ -60,14 +62,15 @@ class Function:
     parameters: tuple[str, ...]
     defaults: Mapping[str, object]
     chosen_by: tuple[str, ...]
-    variants: Mapping[tuple[object, ...], Variant]
+    variants: Variant | Mapping[tuple[object, ...], Variant]
     results: tuple[str, ...]
     columns: Columns | None = None
 
     @property
     def arguments(self) -> tuple[TensorParameter, ...]:
         """The tensors of any variant: names, and which are written and optional, are the same in all."""
-        return next(iter(self.variants.values())).arguments
+        one = self.variants if isinstance(self.variants, Variant) else next(iter(self.variants.values()))
+        return one.arguments
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -88,6 +91,8 @@ class Function:
     def variant(self, values: Mapping[str, object]) -> Variant:
         """The variant for these parameters; VariantPackError if the options have none."""
         chosen = tuple(values[name] for name in self.chosen_by)
+        if isinstance(self.variants, Variant):
+            return replace(self.variants, options=tuple(zip(self.chosen_by, chosen, strict=True)))
         if chosen not in self.variants:
             accepted = " or ".join(map(repr, self.variants))
             raise VariantPackError(f"({', '.join(self.chosen_by)}) is {chosen}; accepted: {accepted}")

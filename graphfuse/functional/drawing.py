@@ -16,10 +16,11 @@ class DrawnGraph:
     """A graph, and which parameter each tensor of its variant pack is.
 
     layouts: of the arguments that are used; tensors of lower rank than the first get leading extents of 1.
+    options: values of those that the graph is drawn by.
     """
 
-    def __init__(self, graph: pygraph, layouts: Mapping[str, Layout]):
-        self.graph = graph
+    def __init__(self, graph: pygraph, layouts: Mapping[str, Layout], options: Mapping[str, object]):
+        self.graph, self.options = graph, options
         self.layouts = layouts
         self.rank = len(next(iter(layouts.values())).shape)
         self.pack: dict[str, str] = {}

@@ -32,10 +32,9 @@ def function(
 ) -> Callable[[DeclarationT], DeclarationT]:
     """Decorator: makes the function of the signature and documentation decorated, and its operator ``graphfuse::NAME``.
 
-    variants: by the values of the options that `chosen_by` names. results: the names of what is returned. name: where
-    it is not that of what is decorated. without: parameters that it lacks.
+    variants: one, or by the values of the options that `chosen_by` names. results: the names of what is returned. name:
+    where it is not that of what is decorated. without: parameters that it lacks.
     """
-    variants = {(): variants} if isinstance(variants, Variant) else variants
 
     def declare(declaration: DeclarationT) -> DeclarationT:
         parameters = {n: p for n, p in inspect.signature(declaration).parameters.items() if n not in without}

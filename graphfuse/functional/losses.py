@@ -1,8 +1,5 @@
 """Cross entropy of rows of logits with class numbers as targets, and its gradient."""
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-
 import torch
 
 from graphfuse.functional.declaration import Variant
@@ -13,63 +10,40 @@ from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, INTEGERS, Tenso
 OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
 """Those of a loss, which are part of its kernels, with their defaults."""
 
-_VARIANTS_KEPT = 64
-
-
-class Variants(Mapping[tuple[object, ...], Variant]):
-    """A variant for all values of OPTIONS, made when it is first asked for. `made` takes them by name."""
-
-    def __init__(self, made: Callable[[Mapping[str, object]], Variant]):
-        self._made = functools.lru_cache(_VARIANTS_KEPT)(lambda values: made(dict(zip(OPTIONS, values, strict=True))))
-
-    def __getitem__(self, values: tuple[object, ...]) -> Variant:
-        return self._made(values)
-
-    def __iter__(self) -> Iterator[tuple[object, ...]]:
-        """The default's."""
-        return iter([tuple(OPTIONS.values())])
-
-    def __len__(self) -> int:
-        return 1
-
-
 INPUT = TensorParameter("input", FLOATS)
 TARGET = TensorParameter("target", INTEGERS, each_row("input"))
 
 
-def draw_loss(d: DrawnGraph, options: Mapping[str, object]) -> None:
+def draw_loss(d: DrawnGraph) -> None:
     """Draws the loss of each row, and what its gradient needs where that is asked for."""
-    loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **options)
+    loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **d.options)
     d.store("loss", loss, of_rows=True)
     if "logsumexp" in d:
         d.store("logsumexp", logsumexp, of_rows=True)
 
 
-def variants(draw: Callable[[DrawnGraph, Mapping[str, object]], None], *arguments: TensorParameter) -> Variants:
-    """Variants of what is drawn for the values of OPTIONS. arguments: as of ``Variant``."""
-    return Variants(lambda options: Variant(arguments, lambda d: draw(d, options)))
-
-
-def _draw_gradient(d: DrawnGraph, options: Mapping[str, object]) -> None:
+def _draw_gradient(d: DrawnGraph) -> None:
     dloss, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
-    d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **options))
+    d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **d.options))
 
 
 _ROW = each_row("input")
-_LOSS = variants(
+_LOSS = Variant(
+    (
+        INPUT,
+        TARGET,
+        *(TensorParameter(name, FLOAT, _ROW, written=True, new=torch.float32) for name in ("loss", "logsumexp")),
+    ),
     draw_loss,
-    INPUT,
-    TARGET,
-    TensorParameter("loss", FLOAT, _ROW, written=True, new=torch.float32),
-    TensorParameter("logsumexp", FLOAT, _ROW, written=True, new=torch.float32),
 )
-_GRADIENT = variants(
+_GRADIENT = Variant(
+    (
+        INPUT,
+        TARGET,
+        *(TensorParameter(name, FLOAT, _ROW) for name in ("logsumexp", "grad")),
+        TensorParameter("dinput", FLOATS, like("input"), written=True, new=type_of("input")),
+    ),
     _draw_gradient,
-    INPUT,
-    TARGET,
-    TensorParameter("logsumexp", FLOAT, _ROW),
-    TensorParameter("grad", FLOAT, _ROW),
-    TensorParameter("dinput", FLOATS, like("input"), written=True, new=type_of("input")),
 )
 
 

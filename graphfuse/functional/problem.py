@@ -98,7 +98,7 @@ def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Han
         intermediate_rounding="declared",
         handle=handle,
     )
-    drawing = DrawnGraph(graph, layouts)
+    drawing = DrawnGraph(graph, layouts, dict(variant.options))
     variant.draw(drawing)
     if double:  # the result of a reduction would be rounded to FLOAT, its default
         for t in (t for node in graph.nodes for t in node.outputs.values()):

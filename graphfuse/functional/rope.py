@@ -1,7 +1,6 @@
 """Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -110,7 +109,7 @@ def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
-def turned(d: DrawnGraph, normal: Tensor, is_neox: bool) -> Tensor:
+def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
     """Normalized heads of both, times their weights where these are given, and rotated."""
     given = [name in d for name in ("q_weight", "k_weight")]
     if given[0] != given[1]:
@@ -119,21 +118,26 @@ def turned(d: DrawnGraph, normal: Tensor, is_neox: bool) -> Tensor:
     if all(given):
         weights = (d.for_heads(f"{name}_weight", d.layouts[name].shape[-2]) for name in "qk")
         normal = d.graph.mul(normal, d.graph.join(*weights, d.rank - 2))
-    return d.graph.rotate_pairs(normal, *angles(d), interleaved=not is_neox)
+    return rotated(d, normal)
 
 
-def draw(d: DrawnGraph, is_neox: bool) -> None:
+def rotated(d: DrawnGraph, x: Tensor) -> Tensor:
+    """Pairs of columns by the angles of their tokens, as is_neox says which those are."""
+    return d.graph.rotate_pairs(x, *angles(d), interleaved=not d.options["is_neox"])
+
+
+def draw(d: DrawnGraph) -> None:
     """Both results, and the inverse RMS of each head where that is asked for."""
     y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
-    for name, made in (("out", turned(d, y, is_neox)), *(("inverse_rms", t) for t in inverse_rms)):
+    for name, made in (("out", turned(d, y)), *(("inverse_rms", t) for t in inverse_rms)):
         for x in "qk":
             d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
-def _draw_cached(d: DrawnGraph, is_neox: bool) -> None:
+def _draw_cached(d: DrawnGraph) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
-    y = turned(d, d.norm(both(d), None), is_neox)
+    y = turned(d, d.norm(both(d), None))
     slots = d.of_tokens("slot_mapping")
     d.store("q_out", heads_of(d, y, "q"))
     # All heads are divided, and those of keys are stored: so it is one kernel.
@@ -169,14 +173,7 @@ _CACHED = (
 )
 
 
-def either_way(
-    arguments: Sequence[TensorParameter], draw: Callable[[DrawnGraph, bool], None]
-) -> dict[tuple[object, ...], Variant]:
-    """The variants by is_neox."""
-    return {(neox,): Variant(tuple(arguments), functools.partial(draw, is_neox=neox)) for neox in (True, False)}
-
-
-@function(either_way((*_GIVEN, *QK_OUT), draw), "q_out", "k_out", chosen_by=("is_neox",))
+@function(Variant((*_GIVEN, *QK_OUT), draw), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -208,7 +205,7 @@ def qk_norm_rope(
     """
 
 
-@function(either_way(_CACHED, _draw_cached), "q_out", chosen_by=("is_neox",))
+@function(Variant(_CACHED, _draw_cached), "q_out", chosen_by=("is_neox",))
 def qk_norm_rope_cache(
     q: torch.Tensor,
     k: torch.Tensor,

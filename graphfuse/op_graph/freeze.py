@@ -14,6 +14,7 @@ from graphfuse.op_graph import ir, verify
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor, checked_number
+from graphfuse.ops.layouts import packed_like
 
 COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE, data_type.INT32)
 # E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
@@ -111,18 +112,8 @@ def _stride(node: NodeRecord, dim: tuple[int, ...]) -> tuple[int, ...]:
     if node.op.strides is not None:
         return node.op.strides(dim, node.attributes, {port: tuple(t.get_stride()) for port, t in node.inputs.items()})
     alike = (i for i in node.inputs.values() if tuple(i.get_dim()) == dim)
-    return _stride_like(dim, next(alike, next(iter(node.inputs.values()))))
-
-
-def _stride_like(dim: tuple[int, ...], source: Tensor) -> tuple[int, ...]:
-    """Packed, with the axes in the source's order of strides (so NHWC stays NHWC)."""
-    strides = source.get_stride()
-    if not len(source.get_dim()) == len(strides) == len(dim):
-        return packed_stride(dim)
-    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
-    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and strides[axis]]
-    ranked = iter(sorted(told, key=lambda axis: (-strides[axis], axis)))
-    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
+    like = next(alike, next(iter(node.inputs.values())))
+    return packed_like(dim, like.get_dim(), like.get_stride())
 
 
 def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:

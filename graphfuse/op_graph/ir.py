@@ -5,6 +5,7 @@
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,10 +47,7 @@ class FrozenTensor:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for extent in self.dim:
-            count *= extent
-        return count
+        return math.prod(self.dim)
 
     @property
     def span(self) -> int:

@@ -14,6 +14,16 @@ def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> Str
     return tuple(stride)
 
 
+def packed_like(dim: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> Stride:
+    """Strides without gaps, with the axes in the order of those of a tensor of this shape (so NHWC stays NHWC)."""
+    if not len(shape) == len(stride) == len(dim):
+        return packed_stride(dim)
+    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
+    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and stride[axis]]
+    ranked = iter(sorted(told, key=lambda axis: (-stride[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
+
+
 def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
     """Whatever the inputs' layouts are."""
     return packed_stride(dim)

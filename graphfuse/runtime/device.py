@@ -10,8 +10,7 @@ from graphfuse.base import settings
 from graphfuse.base.device import CPU, EMULATOR, Device
 from graphfuse.base.errors import DeviceError, SettingError
 
-# Field of Device -> CU_DEVICE_ATTRIBUTE_*.
-_ATTRIBUTES = {
+FIGURES = {
     "sm_count": "MULTIPROCESSOR_COUNT",
     "threads_per_sm": "MAX_THREADS_PER_MULTIPROCESSOR",
     "registers_per_sm": "MAX_REGISTERS_PER_MULTIPROCESSOR",
@@ -19,6 +18,7 @@ _ATTRIBUTES = {
     "shared_memory_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
     "l2_bytes": "L2_CACHE_SIZE",
 }
+"""Fields of Device, and what CU_DEVICE_ATTRIBUTE_* each is."""
 _WITHOUT_DRIVER = {str(device): device for device in (CPU, EMULATOR)}
 _contexts: dict[int, object] = {}
 _lock = threading.Lock()
@@ -89,7 +89,7 @@ class Target:
         """True if the graph can be planned for this device of the machine, and run on it."""
         if not found.runs_kernels or found.sm != self.device.sm:
             return False
-        return not self.exact or all(getattr(found, name) == getattr(self.device, name) for name in _ATTRIBUTES)
+        return not self.exact or all(getattr(found, name) == getattr(self.device, name) for name in FIGURES)
 
 
 def chosen(target: Target | None, given: Device | None) -> Device:
@@ -190,5 +190,5 @@ def _record(ordinal: int) -> Device:
         name=name.split(b"\0")[0].decode(),
         compute_capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
         memory_bytes=int(memory),
-        **{field: attribute(name) for field, name in _ATTRIBUTES.items()},
+        **{field: attribute(name) for field, name in FIGURES.items()},
     )

@@ -12,15 +12,7 @@ from graphfuse.base.errors import GraphTypeError
 from graphfuse.files import json_values
 from graphfuse.runtime import device as devices
 
-_SIZES = (
-    "sm_count",
-    "threads_per_sm",
-    "registers_per_sm",
-    "shared_memory_per_block",
-    "shared_memory_per_sm",
-    "l2_bytes",
-    "memory_bytes",
-)
+_SIZES = (*devices.FIGURES, "memory_bytes")
 _WHERE = "the device properties"
 
 

@@ -14,6 +14,7 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import verify
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId, packed_stride
+from graphfuse.ops.layouts import packed_like
 from graphfuse.testing.drawing import SampleGraph
 
 Variation = Callable[[FrozenGraph], "FrozenGraph | None"]
@@ -122,7 +123,7 @@ def resized(graph: FrozenGraph, extents: Sequence[int]) -> FrozenGraph | None:
     tensors = []
     for t in graph.tensors:
         dim = tuple(to.get(e, e) for e in t.dim)
-        tensors.append(replace(t, dim=dim, stride=_packed_like(t, dim)))
+        tensors.append(replace(t, dim=dim, stride=packed_like(dim, t.dim, t.stride)))
     nodes = []
     for node in graph.nodes:
         shapes = {port: tensors[t].dim for port, t in node.inputs}
@@ -139,13 +140,6 @@ def resized(graph: FrozenGraph, extents: Sequence[int]) -> FrozenGraph | None:
             node = replace(node, attributes=tuple(attributes.items()))
         nodes.append(node)
     return replace(graph, tensors=tuple(tensors), nodes=tuple(nodes))
-
-
-def _packed_like(t: FrozenTensor, dim: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps, in the order of the tensor's own; of extents of 1 it says nothing."""
-    told = [axis for axis in range(len(dim)) if t.dim[axis] != 1 and t.stride[axis]]
-    ranked = iter(sorted(told, key=lambda axis: (-t.stride[axis], axis)))
-    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
 def _padded(t: FrozenTensor) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ kernels with a mask read no groups of heads. What a mask allows is read off its 
 it is written. Nodes that only the mask was made of go with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
 from graphfuse.torch.fusion.meaning import called, is_changed, is_op, may_write, value
 from graphfuse.torch.fusion.new_nodes import permuted
+from graphfuse.torch.fusion.report import Entry
 from graphfuse.torch.fusion.surroundings import Regions
 
 NAME = "scaled_dot_product_attention"
@@ -45,21 +46,12 @@ class AttentionCall:
         return self.given.get(name, _DEFAULTS.get(name))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Outcome of a call. became: "" where it is as it was. why: the reason then, or what changed."""
-
-    node: Node
-    became: str
-    why: str
-
-
-def rewrite(module: GraphModule, regions: Regions) -> list[Outcome]:
+def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
     """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
-    where they change."""
+    where they change. place: the name of the module that a node is of, and its class."""
     graph = module.graph
     constants, chooses = Constants(graph), any(_chooses_kernels(node) for node in graph.nodes)
-    outcomes, dead, masks = [], set[Node](), dict[tuple[Node, int, int], Seen | None]()
+    entries, dead, masks = [], set[Node](), dict[tuple[Node, int, int], Seen | None]()
     for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
         what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
         if not why and isinstance(mask, Node):
@@ -82,14 +74,14 @@ def rewrite(module: GraphModule, regions: Regions) -> list[Outcome]:
                 call.node.target = getattr(torch.ops.graphfuse, OPERATOR).default
                 call.node.args += None, None, True, call.get("scale"), window
                 call.node.kwargs = {}
-            outcomes.append(Outcome(call.node, NAME if window is None else OPERATOR, ", ".join(what)))
+            entries.append(Entry(*place(call.node), NAME if window is None else OPERATOR, ", ".join(what)))
         elif isinstance(mask, Node):
-            outcomes.append(Outcome(call.node, "", why))
+            entries.append(Entry(*place(call.node), why=why))
     if dead:
         erase(graph, dead)
         graph.lint()
         module.recompile()
-    return outcomes
+    return entries
 
 
 def _call(node: Node) -> AttentionCall | None:

@@ -73,9 +73,7 @@ _LEAVES = {
     known.RESIDUAL: ("norm1", "conv1", "norm2", "conv2", "conv_shortcut"),
     known.ATTENTION: ("norm", "to_qkv", "proj"),
     known.RESAMPLE: ("time_conv",),
-    known.ENCODER: ("conv_in", "norm_out", "conv_out"),
-    known.DECODER: ("conv_in", "norm_out", "conv_out"),
-}
+} | dict.fromkeys(known.ENDS, ("conv_in", "norm_out", "conv_out"))
 
 
 def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
@@ -162,19 +160,11 @@ def _ends(module: torch.nn.Module) -> Iterator[Fault]:
     yield _is(module.nonlinearity, torch.nn.SiLU, "its activation")
 
 
-def _parts(module: torch.nn.Module) -> Iterator[Fault]:
-    """No faults: the module computes nothing itself, and others within it are looked at by themselves."""
-    return iter(())
-
-
 _CHECKS: dict[str, Callable[[torch.nn.Module], Iterator[Fault]]] = {
     known.RESIDUAL: _residual,
     known.ATTENTION: _attention,
     known.RESAMPLE: _resample,
-    known.MIDDLE: _parts,
-    known.UP: _parts,
-    known.RESIDUAL_UP: _parts,
-    known.RESIDUAL_DOWN: _parts,
-    known.ENCODER: _ends,
-    known.DECODER: _ends,
+    # They compute nothing themselves, and the modules within them are looked at by themselves.
+    **dict.fromkeys(known.CONTAINERS, lambda module: iter(())),
+    **dict.fromkeys(known.ENDS, _ends),
 }

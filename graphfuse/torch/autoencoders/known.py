@@ -27,6 +27,7 @@ RESIDUAL_UP = "residual upsampling block"
 RESIDUAL_DOWN = "residual downsampling block"
 ENCODER = "encoder"
 DECODER = "decoder"
+CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
     "04d4cc1d5eef07df": CONVOLUTION,

@@ -23,13 +23,7 @@ _BECAME = {
     known.RESIDUAL: "frames (norm, swish, convolution, add)",
     known.ATTENTION: "frames (norm, attention)",
     known.RESAMPLE: "frames (copy, convolution)",
-    known.MIDDLE: "frames (its modules)",
-    known.UP: "frames (its modules)",
-    known.RESIDUAL_UP: "frames (its modules)",
-    known.RESIDUAL_DOWN: "frames (its modules)",
-    known.ENCODER: "frames (its modules)",
-    known.DECODER: "frames (its modules)",
-}
+} | dict.fromkeys((*known.CONTAINERS, *known.ENDS), "frames (its modules)")
 
 
 def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
@@ -45,7 +39,7 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
     function = _forward(role, cls, before_own)
     function.__dict__[_TURNED] = tuple(_turned(module, role))
     set_forward.set_on(module, function)
-    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in (known.ENCODER, known.DECODER) else "")
+    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in known.ENDS else "")
 
 
 def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -76,7 +70,7 @@ def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
 def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
     """Function in the place of a class's forward."""
     own, run = cls.forward, wan.FORWARDS[role]
-    signature, is_end = inspect.signature(own), role in (known.ENCODER, known.DECODER)
+    signature, is_end = inspect.signature(own), role in known.ENDS
 
     def forward(self, *given, **named):
         try:

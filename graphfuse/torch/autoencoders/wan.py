@@ -41,12 +41,8 @@ def resample(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -
 
 def middle(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
     first, *others = block.resnets
-    x = run(first, x, cache)
-    for layer, resnet in zip(block.attentions, others, strict=False):
-        if layer is not None:
-            x = run(layer, x, cache)
-        x = run(resnet, x, cache)
-    return x
+    pairs = zip(block.attentions, others, strict=False)
+    return _in_order([first, *(module for pair in pairs for module in pair)], x, cache)
 
 
 def up(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
@@ -55,7 +51,7 @@ def up(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> Pend
 
 def residual_up(block: torch.nn.Module, x: PendingSum, cache: Cache, first_chunk: bool = False) -> PendingSum:
     before = x.complete()
-    x = _in_order([*block.resnets, *_there(block.upsampler)], x, cache)
+    x = _in_order([*block.resnets, block.upsampler], x, cache)
     if block.avg_shortcut is None:
         return x
     return PendingSum(channels_last(x.complete() + block.avg_shortcut(before, first_chunk=first_chunk)))
@@ -63,7 +59,7 @@ def residual_up(block: torch.nn.Module, x: PendingSum, cache: Cache, first_chunk
 
 def residual_down(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
     before = x.complete()
-    x = _in_order([*block.resnets, *_there(block.downsampler)], x, cache)
+    x = _in_order([*block.resnets, block.downsampler], x, cache)
     return PendingSum(channels_last(x.complete() + block.avg_shortcut(before)))
 
 
@@ -114,14 +110,10 @@ def measured_plans() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _in_order(modules: Iterable[torch.nn.Module], x: PendingSum, cache: Cache) -> PendingSum:
+def _in_order(modules: Iterable[torch.nn.Module | None], x: PendingSum, cache: Cache) -> PendingSum:
     for module in modules:
-        x = run(module, x, cache)
+        x = x if module is None else run(module, x, cache)
     return x
-
-
-def _there(module: torch.nn.Module | None) -> tuple[torch.nn.Module, ...]:
-    return () if module is None else (module,)
 
 
 def _normed_frames(
@@ -161,7 +153,7 @@ def _images(x: torch.Tensor) -> torch.Tensor:
 
 
 def _frames(images: torch.Tensor, samples: int) -> torch.Tensor:
-    return images.view(samples, -1, *images.shape[1:]).permute(0, 2, 1, 3, 4)
+    return images.unflatten(0, (samples, -1)).permute(0, 2, 1, 3, 4)
 
 
 def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSum:
@@ -207,12 +199,8 @@ def _downsampled(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> Pendi
     made = functional.conv2d(_images(x), conv.weight, None, conv.stride, (2, 2))
     made = made[:, :, 1 : 1 + (h - 2) // 2 + 1, 1 : 1 + (w - 2) // 2 + 1]
     total = empty(x.shape[0], made.shape[1], x.shape[2], *made.shape[2:], like=made)
-    torch.add(_frames_of_part(made, x.shape[0]), conv.bias.view(-1, 1, 1, 1), out=total)
+    torch.add(_frames(made, x.shape[0]), conv.bias.view(-1, 1, 1, 1), out=total)
     return PendingSum(total)
-
-
-def _frames_of_part(images: torch.Tensor, samples: int) -> torch.Tensor:
-    return images.unflatten(0, (samples, -1)).permute(0, 2, 1, 3, 4)
 
 
 def _downsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:

@@ -100,7 +100,7 @@ def replace_in(module: GraphModule, declines: bool, own_random: bool = False) ->
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
     around = surroundings.regions(module.graph)
-    attended += [Entry(*_place(o.node), o.became, o.why) for o in attention.rewrite(module, around)]
+    attended += attention.rewrite(module, around, _place)
     attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
     dropouts = KeyedDropouts(module) if own_random else None
     verdicts, unusable = regions_of.replace_in(module, declines)

@@ -7,16 +7,14 @@ is in `Tensors`; it declines the rest.
 import inspect
 import itertools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.fx import Graph, Node
-from torch.fx.node import map_aggregate
+from torch.fx import Graph, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.base.wording import with_article
-from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.generated import is_repeatable
 from graphfuse.torch.fusion.interpreter import run
 from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, without_writes
@@ -26,7 +24,6 @@ from graphfuse.torch.fusion.symbols import Domain, ForwardDeclined, TensorMethod
 HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
 """Operations that autocast leaves in the types that they are given."""
-_DISPATCH_MODE = torch_private.dispatch_mode()
 _ANY_COLUMNS = 64
 _ROWS = (7, 5, 11, 3, 2)
 """Extents of rows. A forward that makes views with one of them as a number is declined."""
@@ -155,7 +152,7 @@ class Shape(tuple):
 
 
 class Tensors(Domain):
-    """Symbols are tensors that a `Recorder` follows. values: those of the module's own, by name. full: the shape of
+    """Symbols are tensors that a trace follows. values: those of the module's own, by name. full: the shape of
     full tensors."""
 
     symbols, facts = torch.Tensor, (Fact, Shape)
@@ -263,66 +260,50 @@ def traced(
     rank: int,
 ) -> Traced:
     """The graph of calls. types: of full tensors, and of parameters. Raises Declined, and whatever forwards raise."""
-    if _DISPATCH_MODE is None:
-        raise ForwardDeclined("this torch shows nobody what a forward calls")
-    recorder, shape, domains = Recorder(), of.shape(rank), list[Tensors]()
-    given = [recorder.symbol(n, shape, types[0]) for n in range(calls.given)]
-    for i, module in enumerate(modules):
-        values = {n: recorder.symbol((i, n), of.extents, types[1]) for n, _ in tensors_of(module)}
-        domains.append(Tensors(module, values, shape, of))
+    shape, domains = of.shape(rank), list[Tensors]()
+    own = [(number, name) for number, module in enumerate(modules) for name, _ in tensors_of(module)]
 
     def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
         return run(domains[number], type(modules[number]).forward, args, named)
 
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), recorder:
-        made = calls.run(given, called)
-    for one in made:
-        if not isinstance(one, torch.Tensor):
-            raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
-    reads = tuple(tuple(domain.reads.values()) for domain in domains)
-    return Traced(recorder.returning(made), recorder.sources, reads, any(domain.autocasts for domain in domains))
-
-
-class Recorder(_DISPATCH_MODE or object):
-    """The graph of aten's operations that run meanwhile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.graph = Graph()
-        self.nodes: dict[int, Node] = {}
-        self.sources: dict[Node, int | tuple[int, str]] = {}
-
-    def symbol(self, source: int | tuple[int, str], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor that the graph is given."""
-        node, tensor = self.graph.placeholder("given"), torch.ones(shape, dtype=dtype, device="cpu")
-        self.keep(node, tensor)
-        self.sources[node] = source
-        return tensor
-
-    def keep(self, node: Node, made: object) -> None:
-        node.meta["val"] = made  # which also keeps the tensor, so that its id is no other's
-        if isinstance(made, torch.Tensor):
-            self.nodes[id(made)] = node
-        elif isinstance(made, tuple | list):
-            for i, part in enumerate(made):
-                self.keep(self.graph.call_function(operator.getitem, (node, i)), part)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        node_of = lambda v: self.nodes[id(v)] if isinstance(v, torch.Tensor) else v  # noqa: E731
-        given = map_aggregate((args, kwargs or {}), node_of)
-        self.keep(self.graph.call_function(function, *given), made)
+    def computed(full: Sequence[torch.Tensor], members: Sequence[torch.Tensor]) -> list[object]:
+        for i, module in enumerate(modules):
+            values = {name: t for (number, name), t in zip(own, members, strict=True) if number == i}
+            domains.append(Tensors(module, values, shape, of))
+        made = calls.run(full, called)
+        for one in made:
+            if not isinstance(one, torch.Tensor):
+                raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
         return made
 
-    def returning(self, made: Sequence[torch.Tensor]) -> Graph:
-        """The graph. Raises Declined where something in it is changed in place that others may read."""
-        self.graph.output(tuple(self.nodes[id(t)] for t in made))
-        self.graph.eliminate_dead_code()
-        for node in self.graph.nodes:
-            if called(node) == "clone":  # nothing is changed in place, so that it is the tensor that it is of
-                node.replace_all_uses_with(node.args[0])
-            elif changes(node):
-                raise ForwardDeclined("changes a tensor in place")
-        without_writes(self.graph)
-        self.graph.eliminate_dead_code()
-        return self.graph
+    full = [torch.ones(shape, dtype=types[0], device="cpu") for _ in range(calls.given)]
+    members = [torch.ones(of.extents, dtype=types[1], device="cpu") for _ in own]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        made = make_fx(computed)(full, members)
+        _Valued(made).run(*full, *members)
+    graph = made.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    reads = tuple(tuple(domain.reads.values()) for domain in domains)
+    sources = dict(zip(places, (*range(calls.given), *own), strict=True))
+    return Traced(_unchanging(graph), sources, reads, any(domain.autocasts for domain in domains))
+
+
+class _Valued(Interpreter):
+    """Gives nodes their values, in place of the fake tensors of a trace, each of which has a mode of its own."""
+
+    def run_node(self, n: Node) -> object:
+        n.meta["val"] = made = super().run_node(n)
+        return made
+
+
+def _unchanging(graph: Graph) -> Graph:
+    """The graph without copies. Raises Declined where something in it is changed in place that others may read."""
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if called(node) == "clone":  # nothing is changed in place, so that it is the tensor that it is of
+            node.replace_all_uses_with(node.args[0])
+        elif changes(node):
+            raise ForwardDeclined("changes a tensor in place")
+    without_writes(graph)
+    graph.eliminate_dead_code()
+    return graph

@@ -56,11 +56,6 @@ class Both(Computation):
         return tuple({a.name: a for a in (first, second, *others)}.values())
 
     def _backward(self, d: DrawnGraph) -> None:
-        draw_gradients(d, self.each)
-
-
-def draw_gradients(d: DrawnGraph, each: Iterable[Computation]) -> None:
-    """Draws the gradients that are asked for, by those computations that have some of them."""
-    for one in each:
-        if any(a is not None and a.name in d for a in one.gradients):
-            one.backward.draw(d)
+        for one in self.each:
+            if any(a is not None and a.name in d for a in one.gradients):
+                one.backward.draw(d)

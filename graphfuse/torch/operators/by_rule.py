@@ -48,7 +48,7 @@ class Pulled:
             compute_data_type=compute,
             intermediate_rounding="declared",
         )
-        self.forward = DrawnGraph(graph, self._layouts())
+        self.forward = DrawnGraph(graph, self._layouts(), d.options)
         draw(self.forward)
         freeze(graph)
         names = {t: self.forward.pack.get(t.get_name()) for t in graph.tensors}

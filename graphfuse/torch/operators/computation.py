@@ -25,8 +25,6 @@ from graphfuse.torch.operators import by_rule
 TYPES = FLOATS | types(data_type.DOUBLE)
 STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
 
-Graphs = Variant | Mapping[tuple[object, ...], Variant]
-
 
 def type_computed_in(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
     """The type that is computed in: gradients are as exact as results."""
@@ -82,7 +80,7 @@ class Computation:
     numbers_kept: Sequence[str] = ()
     """Those that backward reads, too."""
     options: Sequence[str] = ()
-    """What is behind numbers and chooses the graphs, which are then mappings."""
+    """What is behind numbers, and graphs are drawn by."""
     results: Sequence[TensorParameter] = (Y,)
     """What it returns."""
     statistics: Sequence[TensorParameter] = ()
@@ -97,15 +95,15 @@ class Computation:
     """By the name of a tensor, that of the gradient of a result which is its gradient, whatever else is used."""
 
     @cached_property
-    def inference(self) -> Graphs:
+    def inference(self) -> Variant:
         return Variant((*self.tensors, *self.results), self._forward)
 
     @cached_property
-    def training(self) -> Graphs:
+    def training(self) -> Variant:
         return Variant((*self.tensors, *self.results, *self.statistics), self._forward)
 
     @cached_property
-    def backward(self) -> Graphs:
+    def backward(self) -> Variant:
         read = (*self.read_backward, *(DTOTAL,) * (TOTAL in self.results))
         return Variant((*read, *(a for a in self.gradients if a is not None)), self._backward)
 
@@ -146,8 +144,7 @@ class Computation:
     @property
     def read(self) -> tuple[str, ...]:
         """The names of what backward reads, in its order, gradients of results among them, as ``kept`` has them."""
-        variant = self.backward if isinstance(self.backward, Variant) else next(iter(self.backward.values()))
-        names = (a.name for a in variant.arguments if not a.written)
+        names = (a.name for a in self.backward.arguments if not a.written)
         return tuple(self.kept[0] if name == self.normalized.name else name for name in names)
 
     def _forward(self, d: DrawnGraph) -> None:

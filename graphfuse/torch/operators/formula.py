@@ -18,7 +18,7 @@ from graphfuse.functional.declaration import Columns
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
 from graphfuse.torch.operators.computation import Computation
-from graphfuse.torch.operators.step import GraphOperator, defined, entered, made_once
+from graphfuse.torch.operators.step import GraphOperator, declared, defined, entered, made_once
 
 _observed = torch_private.observed()
 
@@ -51,9 +51,10 @@ def differentiable(name: str, of: Computation, by_columns: ByColumns | None = No
     ``graphfuse::NAME...``."""
     forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
-    inference = defined(name, of.inference, given, of.options, forward, seen=True)
-    training = defined(f"{name}_training", of.training, given, of.options, forward)
-    gradients = defined(f"{name}_backward", of.backward, (*of.numbers_kept, *of.options, *asked), of.options, backward)
+    inference = defined(declared(name, of.inference, given, of.options, forward), seen=True)
+    training = defined(declared(f"{name}_training", of.training, given, of.options, forward))
+    read = *of.numbers_kept, *of.options, *asked
+    gradients = defined(declared(f"{name}_backward", of.backward, read, of.options, backward))
     watched = (*(a.name for a in of.differentiated), *of.numbers)
     run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)), watched)
     names = tuple(a.name for a in of.tensors)

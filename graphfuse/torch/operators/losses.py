@@ -3,17 +3,12 @@
 The logits, the targets and one number a row are kept.
 """
 
-from collections.abc import Mapping
-from functools import cached_property
-
 import torch
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.base.wording import with_article
-from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.losses import OPTIONS, Variants, draw_loss, variants
+from graphfuse.functional.losses import OPTIONS, draw_loss
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
-from graphfuse.torch.operators import by_rule
 from graphfuse.torch.operators.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
 from graphfuse.torch.operators.formula import differentiable
 
@@ -35,17 +30,8 @@ class CrossEntropy(Computation):
     normalized = tensors[0]
     gradients = (gradient_of("input", asked=None), None)
 
-    inference = cached_property(lambda self: variants(draw_loss, *self.tensors, *self.results))
-    training = cached_property(lambda self: variants(draw_loss, *self.tensors, *self.results, *self.statistics))
-
-    @cached_property
-    def backward(self) -> Variants:
-        saved = (TensorParameter(name, STATISTICS, _ROW) for name in ("logsumexp", "dy"))
-
-        def draw(d: DrawnGraph, options: Mapping[str, object]) -> None:
-            by_rule.draw(d, self, lambda forward: draw_loss(forward, options))
-
-        return variants(draw, *self.tensors, *saved, self.gradients[0])
+    read_backward = (*tensors, TensorParameter("logsumexp", STATISTICS, _ROW), TensorParameter("dy", STATISTICS, _ROW))
+    _forward = staticmethod(draw_loss)
 
 
 _CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())

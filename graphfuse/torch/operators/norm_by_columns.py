@@ -23,7 +23,7 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators import by_rule
 from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, of_rows
 from graphfuse.torch.operators.norm import Norm
-from graphfuse.torch.operators.step import GraphOperator, defined
+from graphfuse.torch.operators.step import GraphOperator, declared, defined
 
 Given = Mapping[str, object]
 Made = Mapping[str, torch.Tensor | None]
@@ -166,7 +166,7 @@ def _mean_and_inverse_std(made: Made, part: RankColumns, eps: float) -> Made:
     return {"mean": mean, "inverse_std": inverse_std, "elsewhere": apart - made["apart"]}
 
 
-_step = functools.cache(defined)
+_step = functools.cache(lambda *declaration: defined(declared(*declaration)))
 """Defines a step when it is first needed, which most programs never do."""
 
 

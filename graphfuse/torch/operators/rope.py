@@ -4,22 +4,16 @@ All that is given, and one number a head, are kept. Gradients are by rule: backw
 backward of RMSNorm.
 """
 
-from collections.abc import Mapping
-from functools import cached_property
-
 import torch
 
 from graphfuse.functional import sharding
-from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.norms import of_keys
-from graphfuse.functional.rope import angles, draw, either_way, heads_and_angles
+from graphfuse.functional.rope import draw, heads_and_angles, rotated
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.both import Both, draw_gradients
+from graphfuse.torch.operators.both import Both
 from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
 from graphfuse.torch.operators.formula import differentiable
-
-Ways = Mapping[tuple[object, ...], Variant]
 
 _GIVEN = {a.name: a for a in heads_and_angles(TYPES)}
 
@@ -27,8 +21,8 @@ _GIVEN = {a.name: a for a in heads_and_angles(TYPES)}
 class RotatedNorm(Computation):
     """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
 
-    def __init__(self, x: str, is_neox: bool):
-        self.x, self._is_neox = x, is_neox
+    def __init__(self, x: str):
+        self.x = x
         self.tensors = tuple(_GIVEN[name] for name in (x, f"{x}_weight", "cos_sin_cache", "positions"))
         self.results = (TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)),)
         self.statistics = (of_rows(f"{x}_inverse_rms", written=True, of=x),)
@@ -47,29 +41,15 @@ class RotatedNorm(Computation):
 
     def _forward(self, d: DrawnGraph) -> None:
         y = d.norm(d[self.x], f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
-        d.store(f"{self.x}_out", d.graph.rotate_pairs(y, *angles(d), interleaved=not self._is_neox))
+        d.store(f"{self.x}_out", rotated(d, y))
 
 
 class RotatedHeads(Both):
-    """Both, by is_neox."""
+    """Both. Which columns are pairs is said by is_neox."""
 
     options = ("is_neox",)
-    each, rows = (RotatedNorm("q", True), RotatedNorm("k", True)), staticmethod(of_keys)
-
-    @cached_property
-    def inference(self) -> Ways:
-        return either_way((*self.tensors, *self.results), draw)
-
-    @cached_property
-    def training(self) -> Ways:
-        return either_way((*self.tensors, *self.results, *self.statistics), draw)
-
-    @cached_property
-    def backward(self) -> Ways:
-        def drawn(d: DrawnGraph, is_neox: bool) -> None:
-            draw_gradients(d, (RotatedNorm(x, is_neox) for x in "qk"))
-
-        return either_way(super().backward.arguments, drawn)
+    each, rows = (RotatedNorm("q"), RotatedNorm("k")), staticmethod(of_keys)
+    _forward = staticmethod(draw)
 
 
 _run = differentiable("differentiable_qk_norm_rope", RotatedHeads()).run

@@ -1,7 +1,7 @@
 """One graph of a differentiable operator, as a function and an operator of torch; and the derivatives that it
 refuses."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,39 +43,29 @@ class GraphOperator:
 
 def declared(
     name: str,
-    variants: Variant | Mapping[tuple[object, ...], Variant],
+    variant: Variant,
     others: Sequence[str],
     chosen_by: tuple[str, ...] = (),
     columns: Columns | None = None,
 ) -> Function:
-    """Function of the arguments that a variant reads and `others`, which returns what it writes. variants: one, or by
-    the values of those of `others` that `chosen_by` names. columns: how it runs where these are split over ranks."""
-    variants = {(): variants} if isinstance(variants, Variant) else variants
-    variant = next(iter(variants.values()))
+    """Function of the arguments that a variant reads and `others`, which returns what it writes. chosen_by: those of
+    `others` that it draws by. columns: how it runs where these are split over ranks."""
     read = [a for a in variant.arguments if not a.written]
     return Function(
         name,
         parameters=(*(a.name for a in read), *others),
         defaults={a.name: None for a in read if a.optional},
         chosen_by=chosen_by,
-        variants=variants,
+        variants=variant,
         results=tuple(a.name for a in variant.arguments if a.written),
         columns=columns,
     )
 
 
-def defined(
-    name: str,
-    variants: Variant | Mapping[tuple[object, ...], Variant],
-    others: Sequence[str],
-    chosen_by: tuple[str, ...] = (),
-    columns: Columns | None = None,
-    seen: bool = False,
-) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` of a function that is declared so. seen: whether autograd has a formula for it, or
-    else takes no notice of it."""
-    function = declared(name, variants, others, chosen_by, columns)
-    made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, name).default)
+def defined(function: Function, seen: bool = False) -> GraphOperator:
+    """Defines ``graphfuse::NAME`` of a function. seen: whether autograd has a formula for it, or else takes no notice
+    of it."""
+    made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, function.name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
     return made
