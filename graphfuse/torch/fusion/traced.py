@@ -293,8 +293,12 @@ class Recorder(_DISPATCH_MODE or object):
         self.sources: dict[Node, int | tuple[int, str]] = {}
 
     def symbol(self, source: int | tuple[int, str], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor that the graph is given."""
-        node, tensor = self.graph.placeholder("given"), torch.ones(shape, dtype=dtype, device="cpu")
+        """A tensor of ones that the graph is given."""
+        return self.given(source, torch.ones(shape, dtype=dtype, device="cpu"))
+
+    def given(self, source: int | tuple[int, str], tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, which the graph is given."""
+        node = self.graph.placeholder(f"given{len(self.sources)}")
         self.keep(node, tensor)
         self.sources[node] = source
         return tensor
