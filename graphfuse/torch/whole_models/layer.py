@@ -304,11 +304,18 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
     """Why a sum is none with the norm of it; "" where there is none."""
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
-        is_returned = any(user.op == "output" for user in total.users)
+        is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
         return "the sum that it returns, as the norm of it is another module's" if is_returned else ""
     if norm.prev is not total:
         return f"something comes between a residual sum and {norm.target}"
     return f"a residual sum and {norm.target}: {whys.get(total, 'no kernel computes them')}"
+
+
+def _beneath_casts(node: Node) -> Node:
+    """The last cast of a node that alone reads it, and so on; or the node."""
+    while len(node.users) == 1 and is_op(user := next(iter(node.users)), "cast"):
+        node = user
+    return node
 
 
 @dataclass(frozen=True, eq=False)
