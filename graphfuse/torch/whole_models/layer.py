@@ -59,6 +59,12 @@ class _Proxies(Domain):
     def member(self, name: str, tensor: torch.Tensor) -> object:
         return self.tracer.create_proxy("get_attr", name, (), {})
 
+    def is_none(self, symbol: Proxy) -> bool:
+        if symbol.node.op == "get_attr":  # a tensor that the module has, as long as it has it
+            self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
+            return False
+        return super().is_none(symbol)
+
     def attribute(self, symbol: Proxy, name: str) -> object:
         if name.endswith("_") and not name.endswith("__"):
             raise ForwardDeclined("changes a tensor in place")
@@ -168,8 +174,9 @@ def _runs(
 
 
 def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[list[Node]]:
-    """Operations and norms that follow one another, where a norm is among them and a product of two tensors: a scale or
-    a gate, of which a call shows whether it has all rows."""
+    """Operations and norms that follow one another, where a norm is among them and what a call alone tells more of: a
+    product of two tensors, one of which may be a scale or a gate of each sample, or channels that are moved to the
+    last dimension and back."""
     runs: list[list[Node]] = [[]]
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -179,8 +186,18 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
         else:
             runs.append([])
     for run in runs:
-        if any(n.target in norms for n in run) and any(is_op(n, "mul") and _is_of_two(n) for n in run):
+        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or _is_binary(n)]
+        is_told = any(is_op(n, "mul") and _is_of_two(n) or _moves_channels(n) for n in run)
+        if any(n.target in norms for n in run) and len(computed) > 1 and is_told:
             yield run
+
+
+def _is_binary(node: Node) -> bool:
+    return is_op(node, "add", "sub", "mul") is not None
+
+
+def _moves_channels(node: Node) -> bool:
+    return called(node) == "movedim" or is_op(node, "permute") is not None
 
 
 def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) -> bool:
@@ -287,7 +304,7 @@ def _make_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -
         made = graph.call_function(of.function, (modules, given))
     done = dict.fromkeys(generated.title(n) for n in nodes if n.op != "call_module" and generated.is_pointwise(n))
     _put_for(graph, nodes, calls, made)
-    return f"{', '.join(done)}; with {' and '.join(names)}, by the shapes of a call"
+    return "; ".join(filter(None, (", ".join(done), f"with {' and '.join(names)}, by the shapes of a call")))
 
 
 def _put_for(graph: Graph, nodes: Sequence[Node], calls: CallSequence, made: Node) -> None:
