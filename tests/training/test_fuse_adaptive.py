@@ -197,3 +197,15 @@ def test_a_fused_model_is_compiled_whole(wan):
     fuse(wan)
     block = torch.compile(wan, fullgraph=True, backend="aot_eager")
     assert torch.equal(run(block, **given), want)
+
+
+def test_without_tensors_without_data_operations_run_one_by_one(monkeypatch):
+    torch.manual_seed(0)
+    block = DiTBlock(64, 2)
+    plain = copy.deepcopy(block)
+    monkeypatch.setattr(stretch.torch_private, "fake_mode", lambda: None)
+    fuse(block)
+    x, condition = torch.randn(2, 5, 64), torch.randn(2, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x, condition), plain(x, condition))
+    assert {operations for ways in chosen() for operations in ways} == {()}

@@ -14,7 +14,6 @@ from functools import cached_property
 from types import FunctionType
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
 
@@ -147,7 +146,10 @@ def _record(
     calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]
 ) -> Recorder:
     """The record of calls with tensors of these shapes. domains: gets that of each module that is called."""
-    recorder, fake = Recorder(), FakeTensorMode()
+    mode = torch_private.fake_mode()
+    if mode is None:
+        raise ForwardDeclined("this torch has no tensors without data")
+    recorder, fake = Recorder(), mode()
     with torch_private.without_modes(), torch.no_grad():
 
         def symbol(source: int | tuple[int, str], t: torch.Tensor) -> torch.Tensor:
