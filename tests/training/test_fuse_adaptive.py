@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse.benchmarks.programs.model_blocks import DiTBlock
-from graphfuse.torch import fuse, unfuse
+from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.whole_models import stretch
 from support import video_transformers as video
 
@@ -209,3 +209,14 @@ def test_without_tensors_without_data_operations_run_one_by_one(monkeypatch):
     with torch.no_grad():
         torch.testing.assert_close(block(x, condition), plain(x, condition))
     assert {operations for ways in chosen() for operations in ways} == {()}
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_our_backend_finds_all_of_wan(wan):
+    given = video.given()
+    want = run(wan, **given)
+    with_us = torch.compile(wan, backend="graphfuse", fullgraph=True, options={"then": "aot_eager"})
+    torch.testing.assert_close(run(with_us, **given), want, rtol=0.02, atol=0.02)
+    found = {e.name: e.became for e in compile_report().graphs[-1].entries}
+    norms = {name for name, m in wan.named_modules() if "norm" in type(m).__name__.lower()}
+    assert found == dict.fromkeys(norms, "region")
