@@ -91,6 +91,21 @@ class Stack(nn.Module):
         return x
 
 
+class Rotated(nn.Module):
+    """Blocks one after another, that are given a rotation behind their conditions: cosines and sines of each place."""
+
+    def __init__(self, blocks: list[nn.Module], rotation: tuple[torch.Tensor, torch.Tensor]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.register_buffer("cos", rotation[0])
+        self.register_buffer("sin", rotation[1])
+
+    def forward(self, x: torch.Tensor, *conditions: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, *conditions, (self.cos, self.sin))
+        return x
+
+
 class DenseExperts(nn.Module):
     """GPT-OSS's experts without a router: one gated product as wide as the experts that a token meets."""
 

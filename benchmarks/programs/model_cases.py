@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -135,6 +136,59 @@ class Block:
         return module, tuple(inputs)
 
 
+@dataclass(frozen=True)
+class VideoBlocks:
+    """Transformer blocks of WAN, of diffusers: attention of all tokens of a video, and to a text.
+
+    heads, inner: of a block; a head has 128 columns. grid: patches along frames, height and width. text: its tokens.
+    """
+
+    name: str
+    title: str
+    heads: int
+    inner: int
+    grid: tuple[int, int, int]
+    text: int
+    is_decoder: bool = False
+    head: int = 128
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {PREFILL.name: (1, math.prod(self.grid), self.heads * self.head)}
+
+    def why_not(self) -> str | None:
+        try:
+            from diffusers import WanTransformer3DModel  # noqa: F401
+        except ImportError as error:
+            return f"diffusers is not there ({error})"
+        return None
+
+    def make(self, work: ModelWork, device: str) -> Made:
+        import torch
+        from diffusers.models.transformers import transformer_wan
+
+        from graphfuse.benchmarks.programs import model_blocks
+
+        shape = self.shapes[work.name]
+        width = shape[-1]
+        torch.manual_seed(7)
+        with torch.device(device):
+            blocks = [
+                transformer_wan.WanTransformerBlock(width, self.inner, self.heads, cross_attn_norm=True)
+                for _ in range(work.layers)
+            ]
+            patches = torch.empty(1, 1, *self.grid, device="meta")
+            rotation = transformer_wan.WanRotaryPosEmbed(self.head, (1, 1, 1), 1024)(patches)
+        module = model_blocks.Rotated(blocks, rotation)
+        _draw_norms(module)
+        module = module.to(dtype=torch.bfloat16)
+        for name, parameter in module.named_parameters():
+            if any(part in name for part in transformer_wan.WanTransformer3DModel._keep_in_fp32_modules):
+                parameter.data = parameter.data.float()
+        text, times = (_drawn((1, tokens, width), device) for tokens in (self.text, 6))
+        return module, (_drawn(shape, device), text, times)
+
+
 def _drawn(shape: tuple[int, ...], device: str) -> torch.Tensor:
     import torch
 
@@ -197,6 +251,7 @@ MODELS: dict[str, Model] = {
             {PREFILL.name: (1, 4096, 3072), STEP.name: (1, 4096, 3072)},
             ((1, 3072),),
         ),
+        VideoBlocks("wan-dit", "WAN transformer blocks, 1,536", 12, 8960, (21, 30, 52), 512),
         Block("wan-vae", "WAN VAE decoder blocks", "WanBlock", (96,), {PREFILL.name: (1, 96, 4, 480, 832)}),
     )
 }

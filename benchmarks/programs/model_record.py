@@ -36,11 +36,22 @@ def slowest(work: ModelWork, ours: str, over: str, title: str, limit: float) -> 
     return Target(f"decoder layers, {work.name}: times as fast as {title}, at worst", limit, True, figure)
 
 
+def of_model(model: str, ours: str, over: str, title: str, limit: float) -> Target:
+    """The speed-up of one model in inference."""
+
+    def figure(r: Results) -> tuple[float, str] | None:
+        cases = [case for case in r.record["cases"] if (case["model"], case["work"]) == (model, PREFILL.name)]
+        return next(((ratio, name(case)) for case in cases if (ratio := speed_up(case, ours, over))), None)
+
+    return Target(f"{MODELS[model].title}: times as fast as {title}", limit, True, figure)
+
+
 TARGETS = (
     slowest(PREFILL, OURS_COMPILED, COMPILED, "torch.compile, with our backend", 1.05),
     slowest(PREFILL, OURS, EAGER, "eager, fused", 1.3),
     slowest(STEP, OURS_COMPILED, COMPILED, "torch.compile, with our backend", 1.05),
     slowest(STEP, OURS, EAGER, "eager, fused", 1.15),
+    of_model("wan-dit", OURS_COMPILED, COMPILED, "torch.compile, with our backend", 1.2),
 )
 
 

@@ -163,7 +163,8 @@ def _all_reduce(record: dict) -> str:
 
 def _wan_vae(record: dict) -> str:
     where = _where(record["environment"], record["versions"])
-    return _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
+    told = _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
+    return f"{told}\n\n![The same, over the time of the first way of a case]({plot.kinds_name(wan_vae.NAME, record)})"
 
 
 def _ranking(record: dict) -> str:
@@ -269,6 +270,8 @@ def main() -> None:
         results = Results.read(records / f"{kind}-{DEVICE}.json")
         if results and not arguments.check:
             print(*plot.write(results, kind, FOLDER), sep="\n")
+    for file in [] if arguments.check else sorted(records.glob(f"{wan_vae.NAME}-*.json")):
+        print(plot.write_kinds(json.loads(file.read_text()), wan_vae.NAME, FOLDER))
 
 
 if __name__ == "__main__":

@@ -178,6 +178,11 @@ def dispatch_mode() -> type | None:
     return _find("utils._python_dispatch.TorchDispatchMode")
 
 
+def fake_mode() -> type | None:
+    """The class of modes under which operations make tensors without data; None where there is none."""
+    return _find("_subclasses.fake_tensor.FakeTensorMode")
+
+
 def without_modes() -> AbstractContextManager[object]:
     """Context in which no mode of ``__torch_dispatch__`` sees what is called. Where torch has none, modes see it."""
     return (_find("utils._python_dispatch._disable_current_modes") or nullcontext)()

@@ -1,6 +1,7 @@
 """Tables and plots of the docs are those of the records."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,18 @@ def test_a_bench_without_a_page_gets_one(tmp_path):
 def test_plots_are_of_their_records(kind):
     results = Results.read(ROOT / "docs" / "records" / f"{kind}-{render.DEVICE}.json")
     for output in results.outputs if results else ():
-        assert f"record {plot.digest(results)}" in (render.FOLDER / plot.name(kind, output)).read_text()
+        assert f"record {plot.digest(results.record)}" in (render.FOLDER / plot.name(kind, output)).read_text()
+
+
+def test_pictures_by_kind_of_kernel_are_of_their_records():
+    files = [*(ROOT / "docs" / "records").glob("wan-vae-*.json")]
+    assert files
+    for file in files:
+        record = json.loads(file.read_text())
+        picture = (render.FOLDER / plot.kinds_name("wan-vae", record)).read_text()
+        assert f"record {plot.digest(record)}" in picture
+        assert all(f"{case['name']}: {way}" in picture for case in record["cases"] for way in case["ways"])
+        assert plot.kinds_name("wan-vae", record) in (render.FOLDER / "wan-vae.md").read_text()
 
 
 def test_marked_places_follow_the_record(tmp_path):
@@ -185,7 +197,7 @@ def test_the_same_record_gives_the_same_plots(name, tmp_path):
     assert [f.name for f in files] == [f"{name}-{o}.svg" for o in results.outputs]
     for file, again in zip(files, plot.write(results, name, tmp_path / "again"), strict=True):
         text = file.read_text()
-        assert text == again.read_text() and plot.digest(results) in text
+        assert text == again.read_text() and plot.digest(results.record) in text
     # Every peer that has times is named.
     assert all(results.title(peer) in files[0].read_text() for peer in results.record["peers"])
     assert "FlashInfer" not in files[-1].read_text() or name != "rmsnorm-silu"  # which has no NVFP4 here

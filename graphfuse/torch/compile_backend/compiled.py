@@ -136,6 +136,7 @@ def _place(node: Node) -> tuple[str, str]:
         # A wrapper of a model's forward has the model as the first of its arguments.
         name = re.sub(r"^L\['args'\]\[0\]\.|^L\['\w+'\]\.?", "", str(path))
         name = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m[1] or m[2]}", name).replace("..", ".")
+        name = name.replace("__dict__._modules.", "")  # by which a wrapped forward reads modules
         return name.strip("."), getattr(cls, "__name__", str(cls).rpartition(".")[2])
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     lines = [line for line in lines if not line[0].startswith(_TORCH)]

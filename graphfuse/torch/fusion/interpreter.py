@@ -261,6 +261,9 @@ class _Frame:
         if isinstance(kind, ast.Is | ast.IsNot):
             if b is not None and not isinstance(b, bool):
                 raise self.declined(node, f"asks for the identity of {ast.unparse(node)}")
+            if isinstance(a, Child):
+                self.domain.record(SELF, (a.name, "__class__"), type(self.domain.module.get_submodule(a.name)))
+                return isinstance(kind, ast.IsNot)
             if isinstance(a, self.domain.symbols):
                 with self.at(node):
                     return (b is None and self.domain.is_none(a)) is isinstance(kind, ast.Is)

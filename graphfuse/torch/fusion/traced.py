@@ -285,7 +285,7 @@ def traced(
     places = [node for node in graph.nodes if node.op == "placeholder"]
     reads = tuple(tuple(domain.reads.values()) for domain in domains)
     sources = dict(zip(places, (*range(calls.given), *own), strict=True))
-    return Traced(_unchanging(graph), sources, reads, any(domain.autocasts for domain in domains))
+    return Traced(unchanging(graph), sources, reads, any(domain.autocasts for domain in domains))
 
 
 class _Valued(Interpreter):
@@ -296,7 +296,7 @@ class _Valued(Interpreter):
         return made
 
 
-def _unchanging(graph: Graph) -> Graph:
+def unchanging(graph: Graph) -> Graph:
     """The graph without copies. Raises Declined where something in it is changed in place that others may read."""
     graph.eliminate_dead_code()
     for node in graph.nodes:

@@ -34,6 +34,13 @@ class Untranslated(Exception):
     """Why an operation is none of a program."""
 
 
+class AlongAnother(Untranslated):
+    """It reads rows along one axis and along another."""
+
+    def __init__(self) -> None:
+        super().__init__("it reads rows along one axis and along another")
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """A tensor of torch. step: the one that makes it, None for a tensor that a program reads. axes: the graph's axis of
@@ -243,11 +250,11 @@ def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[i
         told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
         told = told or {v.aligned()[-place] for v in there} or {min(found, default=end) - 1}
         if len(told) != 1:
-            raise Untranslated("it reads rows along one axis and along another")
+            raise AlongAnother
         found += told
     found.reverse()
     if len({*found}) < rank:
-        raise Untranslated("it reads rows along one axis and along another")
+        raise AlongAnother
     return tuple(found)
 
 

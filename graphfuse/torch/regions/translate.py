@@ -15,7 +15,7 @@ from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import hint, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.aten_calls import Call, calls_of
-from graphfuse.torch.regions.call_drawing import CallDrawing, OwnedStep, Untranslated, Value
+from graphfuse.torch.regions.call_drawing import AlongAnother, CallDrawing, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.turned import turned_within
@@ -134,15 +134,22 @@ class TranslatedGraph:
             self.values[node] = value
         except Untranslated as error:
             del self.steps[before:]
+            beside = {(t, node) for t in node.all_input_nodes if self._is_beside(t, node)} - self.in_memory
+            if isinstance(error, AlongAnother) and beside:  # whose axes the reader decides, as of what it is given
+                self.in_memory |= beside
+                return self.add(node)
             self.why[node] = str(error)
             return False
         return True
 
     def _is_kept(self, t: Node, reader: Node) -> bool:
-        """True for what is computed beside the rows, of several dimensions, and what others read as well: no kernel has
-        it that has rows."""
+        """True for what is computed beside the rows, and what others read as well: no kernel has it that has rows."""
+        return len(t.users) > 1 and self._is_beside(t, reader)
+
+    def _is_beside(self, t: Node, reader: Node) -> bool:
+        """True for what is computed beside the rows, of several dimensions."""
         found, made = self.values.get(t), value_of(reader)
-        if self._groups is not None or len(t.users) < 2 or made is None or not isinstance(found, Value):
+        if self._groups is not None or made is None or not isinstance(found, Value):
             return False
         is_small = 1 < found.tensor.dim() and hint(found.tensor.numel()) < hint(made.numel())
         return is_small and found.step is not None and _is_pointwise(found.step)

@@ -6,10 +6,12 @@ as Python. What it reads of the layer and of the world is compared at each call,
 module is not to be gone around, the layer's own forward runs.
 """
 
+from __future__ import annotations
+
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 
@@ -17,16 +19,19 @@ import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.fusion import generated, interpreter
-from graphfuse.torch.fusion.meaning import is_op, name_of, writes
-from graphfuse.torch.fusion.own_forward import own_forward
+from graphfuse.torch.fusion.meaning import PARTS, called, is_op, name_of, writes
+from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
+from graphfuse.torch.whole_models.stretch import stretch
 
 _REST = "_graphfuse_rest"
+_RANKS = (3, 4)
+"""Ranks of arguments that decide which way a forward goes: the usual one first. Others run the class's own."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +42,35 @@ class FusedLayer:
     units: tuple[str, ...]
     kept: tuple[str, ...]
 
+    @property
+    def said(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return self.units, self.kept
+
 
 class _Proxies(Domain):
     """Symbols are proxies: what is done with them is done again in each call, so that anything may be."""
 
     symbols = Proxy
 
-    def __init__(self, module: torch.nn.Module, tracer: Tracer) -> None:
+    def __init__(self, module: torch.nn.Module, tracer: Tracer, rank: int) -> None:
         super().__init__(module)
-        self.tracer = tracer
+        self.tracer, self.rank, self.ranked = tracer, rank, dict[str, None]()
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         return self.tracer.create_proxy("get_attr", name, (), {})
 
+    def is_none(self, symbol: Proxy) -> bool:
+        if symbol.node.op == "get_attr":  # a tensor that the module has, as long as it has it
+            self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
+            return False
+        return super().is_none(symbol)
+
     def attribute(self, symbol: Proxy, name: str) -> object:
         if name.endswith("_") and not name.endswith("__"):
             raise ForwardDeclined("changes a tensor in place")
+        if self.rank and name == "ndim" and symbol.node.op == "placeholder":
+            self.ranked[symbol.node.target] = None
+            return self.rank
         return getattr(symbol, name)
 
     def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
@@ -103,17 +121,33 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
     """The layer's forward with what can be one. norms: those of its own modules that kernels take the place of, by
     name. Raises Declined where its forward cannot be traced."""
     own = own_forward(type(layer))
-    graph, reads = _trace(layer, own.function)
-    whys: dict[Node, str] = {}
-    parts = [part for run in _runs(graph, layer, norms) for part in _parts(layer, norms, run, whys)]
-    taken = {node for part in parts for node in part.nodes}
+    try:
+        return _fused(layer, norms, own, _trace(layer, own.function))
+    except ForwardDeclined as why:
+        traces = [trace for rank in _RANKS if (trace := _trace_of_rank(layer, own.function, rank)) is not None]
+        if not traces:
+            raise why from None
+    ways = [(trace, way) for trace in traces if (way := _fused(layer, norms, own, trace)).function is not None]
+    # Each rank has the same modules, so that what is said of the usual one is said of all.
+    usual = ways[0][1] if ways else _fused(layer, norms, own, traces[0])
+    if not ways:
+        return usual
+    return FusedLayer(_by_rank(own.function, [(t.ranked, t.rank, way.function) for t, way in ways]), *usual.said)
+
+
+def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: _Trace) -> FusedLayer:
+    graph, whys = trace.graph, dict[Node, str]()
+    stretches = list(_stretches(graph, layer, norms))
+    within = {node for nodes in stretches for node in nodes}
+    parts = [part for run in _runs(graph, layer, norms, within) for part in _parts(layer, norms, run, whys)]
+    taken = within | {node for part in parts for node in part.nodes}
     sums = (node for node in graph.nodes if _is_sum(node) and node not in taken)
     kept = tuple(dict.fromkeys(why for total in sums if (why := _why_kept(total, norms, whys))))
-    if not parts:
+    if not parts and not stretches:
         return FusedLayer(None, (), kept)
-    units = tuple(_make_one(graph, part) for part in parts)
+    units = (*(_make_one(graph, part) for part in parts), *(_make_stretch(graph, layer, nodes) for nodes in stretches))
     graph.lint()
-    return FusedLayer(own.replaced(_written(graph), watched(reads)), units, kept)
+    return FusedLayer(own.replaced(_written(graph), watched(trace.reads)), units, kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,20 +158,70 @@ class _Part:
     of: FusedCalls
 
 
-def _runs(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> list[list[Node]]:
+def _runs(
+    graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls], without: Container[Node]
+) -> list[list[Node]]:
     """Nodes that follow one another, and that a kernel may compute."""
     runs: list[list[Node]] = [[]]
     for node in graph.nodes:
-        if _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer)):
+        if node in without:
+            runs.append([])
+        elif _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer)):
             runs[-1].append(node)
         else:
             runs.append([])
     return [run for run in runs if len(run) > 1]
 
 
+def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[list[Node]]:
+    """Operations and norms that follow one another, where a norm is among them and what a call alone tells more of: a
+    product of two tensors, one of which may be a scale or a gate of each sample, or channels that are moved to the
+    last dimension and back."""
+    runs: list[list[Node]] = [[]]
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        if node.target in norms or _is_of_stretch(node, layer, runs[-1]):
+            runs[-1].append(node)
+        else:
+            runs.append([])
+    for run in runs:
+        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or _is_binary(n)]
+        is_told = any(is_op(n, "mul") and _is_of_two(n) or _moves_channels(n) for n in run)
+        if any(n.target in norms for n in run) and len(computed) > 1 and is_told:
+            yield run
+
+
+def _is_binary(node: Node) -> bool:
+    return is_op(node, "add", "sub", "mul") is not None
+
+
+def _moves_channels(node: Node) -> bool:
+    return called(node) == "movedim" or is_op(node, "permute") is not None
+
+
+def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) -> bool:
+    """True if a node computes each element by itself, or is a view or a part of a tensor. before: nodes of which
+    several results may be taken."""
+    first = node.args[0] if node.args else None
+    direct = {v for v in (*node.args, *node.kwargs.values()) if isinstance(v, Node)}
+    if not isinstance(first, Node | int | float) or direct != {*node.all_input_nodes}:
+        return False
+    if node.target is parts_of or node.target is operator.getitem and isinstance(node.args[1], int):
+        return first in before
+    if node.op == "call_module":
+        return _is_activation(node, layer)
+    is_move = called(node) in PARTS or is_op(node, "cast", "same", "view", "expand", "permute", "slice") is not None
+    return not writes(node) and (is_move or generated.is_pointwise(node))
+
+
+def _is_of_two(node: Node) -> bool:
+    return not node.kwargs and [*map(type, node.args)] == [Node, Node]
+
+
 def _is_sum(node: Node) -> bool:
     """True for the sum of two tensors; of other operations of two nobody knows whether the second has all rows."""
-    return is_op(node, "add", "sub") is not None and not node.kwargs and [*map(type, node.args)] == [Node, Node]
+    return is_op(node, "add", "sub") is not None and _is_of_two(node)
 
 
 def _is_of_one(node: Node) -> bool:
@@ -202,34 +286,82 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
 
 def _make_one(graph: Graph, part: _Part) -> str:
     """Puts one call in the place of a part, and returns what is said of it."""
-    _, names, given = _calls(part.nodes)
+    calls, names, given = _calls(part.nodes)
     with graph.inserting_before(part.nodes[0]):
         modules = [graph.create_node("get_attr", name) for name in names]
         made = graph.call_function(together(part.of), (*modules, *given))
-        results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(part.of.calls.made))]
-    for number, result in zip(part.of.calls.made, results, strict=True):
-        part.nodes[number - len(given)].replace_all_uses_with(result)
-    for node in reversed(part.nodes):
-        graph.erase_node(node)
+    _put_for(graph, part.nodes, calls, made)
     return f"{part.of.first.program.operations}; with {' and '.join(names)}"
+
+
+def _make_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -> str:
+    """Puts one call in the place of a stretch, and returns what is said of it."""
+    calls, names, given = _calls(nodes)
+    with graph.inserting_after(nodes[-1]):
+        modules = [graph.create_node("get_attr", name) for name in names]
+    of = stretch(calls, [layer.get_submodule(name) for name in names])
+    with graph.inserting_before(nodes[-1].next if not modules else modules[0].next):
+        made = graph.call_function(of.function, (modules, given))
+    done = dict.fromkeys(generated.title(n) for n in nodes if n.op != "call_module" and generated.is_pointwise(n))
+    _put_for(graph, nodes, calls, made)
+    return "; ".join(filter(None, (", ".join(done), f"with {' and '.join(names)}, by the shapes of a call")))
+
+
+def _put_for(graph: Graph, nodes: Sequence[Node], calls: CallSequence, made: Node) -> None:
+    """Has everybody read the results of a call in the place of nodes."""
+    with graph.inserting_after(made):
+        results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(calls.made))]
+    for number, result in zip(calls.made, results, strict=True):
+        nodes[number - calls.given].replace_all_uses_with(result)
+    for node in reversed(nodes):
+        graph.erase_node(node)
 
 
 def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, str]) -> str:
     """Why a sum is none with the norm of it; "" where there is none."""
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
-        is_returned = any(user.op == "output" for user in total.users)
+        is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
         return "the sum that it returns, as the norm of it is another module's" if is_returned else ""
     if norm.prev is not total:
         return f"something comes between a residual sum and {norm.target}"
     return f"a residual sum and {norm.target}: {whys.get(total, 'no kernel computes them')}"
 
 
-def _trace(layer: torch.nn.Module, own: FunctionType) -> tuple[Graph, tuple[Read, ...]]:
-    """The graph of a layer's forward, with its modules as nodes, and what it reads beside its arguments."""
+def _beneath_casts(node: Node) -> Node:
+    """The last cast of a node that alone reads it, and so on; or the node."""
+    while len(node.users) == 1 and is_op(user := next(iter(node.users)), "cast"):
+        node = user
+    return node
+
+
+@dataclass(frozen=True, eq=False)
+class _Trace:
+    """Trace of a layer's forward.
+
+    graph: has its modules as nodes. reads: of everything beside its arguments. ranked: the arguments that it asks for
+    their rank, which was `rank`; 0 where it may not ask.
+    """
+
+    graph: Graph
+    reads: tuple[Read, ...]
+    ranked: tuple[str, ...]
+    rank: int
+
+
+def _trace_of_rank(layer: torch.nn.Module, own: FunctionType, rank: int) -> _Trace | None:
+    """The trace of a forward that asks for ranks; None for one that does not, or that cannot be traced then."""
+    try:
+        trace = _trace(layer, own, rank)
+    except ForwardDeclined:
+        return None
+    return trace if trace.ranked else None
+
+
+def _trace(layer: torch.nn.Module, own: FunctionType, rank: int = 0) -> _Trace:
     tracer = Tracer()
     tracer.root, tracer.graph = layer, Graph()
-    domain, given, rest = _Proxies(layer, tracer), [], {}
+    domain, given, rest = _Proxies(layer, tracer, rank), [], {}
     domain.record(SELF, ("__class__", "forward"), type(layer).forward)
     for p in list(inspect.signature(own).parameters.values())[1:]:
         if p.kind is p.VAR_KEYWORD:
@@ -248,7 +380,7 @@ def _trace(layer: torch.nn.Module, own: FunctionType) -> tuple[Graph, tuple[Read
     except Exception as error:  # of a stranger's forward
         said = str(error).splitlines()[0][:120] if str(error) else ""
         raise ForwardDeclined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
-    return tracer.graph, tuple(domain.reads.values())
+    return _Trace(tracer.graph, tuple(domain.reads.values()), tuple(domain.ranked), rank)
 
 
 def _written(graph: Graph) -> FunctionType:
@@ -256,6 +388,28 @@ def _written(graph: Graph) -> FunctionType:
     rest = next((n.name for n in graph.nodes if n.op == "placeholder" and n.target.startswith("**")), "")
     source, names = code.src.replace(f"{_REST} = {rest}", f"**{rest}"), dict(code.globals)
     exec(compile(source, "<graphfuse layer>", "exec"), names)
+    return names["forward"]
+
+
+def _by_rank(own: FunctionType, ways: Sequence[tuple[Sequence[str], int, FunctionType]]) -> FunctionType:
+    """Function of a layer's arguments that calls the way for their ranks, and the class's own forward for others. ways:
+    of (arguments, their rank, function)."""
+    names: dict[str, object] = {"_rank": lambda t: getattr(t, "ndim", None)}
+    signature, given, passed = inspect.signature(own), [], []
+    for p in signature.parameters.values():
+        if p.default is not p.empty:
+            names[f"_default_{p.name}"] = p.default
+        star = "**" if p.kind is p.VAR_KEYWORD else ""
+        given.append(f"{star}{p.name}" + (f"=_default_{p.name}" if p.default is not p.empty else ""))
+        passed.append(f"{star}{p.name}")
+    lines = []
+    for n, (ranked, rank, function) in enumerate(ways):
+        names[f"_way{n}"] = function
+        asked = " and ".join(f"_rank({name}) == {rank}" for name in ranked)
+        lines += [f"    if {asked}:", f"        return _way{n}({', '.join(passed)})"]
+    lines.append(f"    return type({passed[0]}).forward({', '.join(passed)})")
+    exec(compile("\n".join((f"def forward({', '.join(given)}):", *lines)), "<graphfuse layer>", "exec"), names)
+    names["forward"].__wrapped__ = own  # whose arguments inspect.signature tells
     return names["forward"]
 
 

@@ -1,0 +1,179 @@
+"""What a layer computes between two of its other modules, in regions that are chosen for the shapes of a call: adaptive
+norms with a scale and a shift of each sample, gates, and the residual sums, casts and norms among them.
+
+Which tensors have all rows, and which one for each sample, shows in a call alone. So a stretch is recorded when it
+first is called with given shapes, on tensors without data, and regions are found in the record as in a compiled graph.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FunctionType
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion.interpreter import run
+from graphfuse.torch.fusion.reads import watched
+from graphfuse.torch.fusion.set_forward import runs_its_class
+from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.fusion.traced import CallSequence, Tensors, probe, tensors_of, unchanging
+from graphfuse.torch.regions import judged
+
+Modules = Sequence[torch.nn.Module]
+
+_called_plainly, _observed = torch_private.called_plainly(), torch_private.observed()
+_RUN_ON = frozenset({"cuda", "cpu"})
+_KEPT = 64
+"""Kinds of stretches, and shapes of each, that are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShapedStretch:
+    """A stretch for tensors of given shapes.
+
+    watches: tell of each module whether what its forward reads is as it was.
+    sources: of each argument of `run`, the number of a given tensor, or that of a module and the name of its tensor.
+    run: makes what the stretch does; None where no region is in it.
+    operations: what each region computes.
+    """
+
+    watches: tuple[Callable[[torch.nn.Module], bool], ...]
+    sources: tuple[int | tuple[int, str], ...] = ()
+    run: Callable[..., Sequence[object]] | None = None
+    operations: tuple[str, ...] = ()
+
+    def holds_for(self, modules: Modules) -> bool:
+        try:
+            return all(watch(module) for watch, module in zip(self.watches, modules, strict=True))
+        except AttributeError:  # of another way through a forward
+            return False
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Calls of norms and of torch's operations, one after the other. classes: of the modules. shaped: what was
+    recorded, by what is known of the tensors."""
+
+    calls: CallSequence
+    classes: tuple[type, ...]
+    shaped: dict[object, list[ShapedStretch]] = field(default_factory=dict)
+
+    @cached_property
+    def function(self) -> FunctionType:
+        """`run` as a function, which graphs may call."""
+
+        def run_stretch(modules: Modules, given: Sequence[object]) -> Sequence[object]:
+            return self.run(modules, given)
+
+        return run_stretch
+
+    def run(self, modules: Modules, given: Sequence[object]) -> Sequence[object]:
+        """Results of the calls, by torch's operations where gradients are asked for, or somebody traces."""
+        found = None if is_dynamo_compiling() else self._found(modules, given)
+        if found is None or found.run is None:
+            return self.calls.run(given, lambda number, args, named: modules[number](*args, **named))
+        return found.run(*(given[s] if isinstance(s, int) else getattr(modules[s[0]], s[1]) for s in found.sources))
+
+    def _found(self, modules: Modules, given: Sequence[object]) -> ShapedStretch | None:
+        tensors = [*given]
+        for module in modules:
+            if not (_called_plainly(module) and runs_its_class(module)):
+                return None
+            tensors += module._parameters.values()
+        has_gradients, known = torch.is_grad_enabled(), []
+        for t in tensors:
+            if t is None and len(known) >= len(given):  # a parameter that a norm is without
+                known.append(None)
+                continue
+            if not isinstance(t, torch.Tensor) or not torch_private.is_plain(t) or t.device.type not in _RUN_ON:
+                return None
+            if has_gradients and t.requires_grad:
+                return None
+            known.append((t.shape, t.stride(), t.dtype, t.device))
+        if torch.is_autocast_enabled(given[0].device.type):
+            return None
+        ways = self.shaped.setdefault(tuple(known), [])
+        found = next((way for way in ways if way.holds_for(modules)), None)
+        if found is None and not _observed():
+            found = _shaped(self.calls, modules, given)
+            ways.append(found)
+            if len(self.shaped) > _KEPT:
+                del self.shaped[next(iter(self.shaped))]
+        return found
+
+
+_stretches: deque[Stretch] = deque(maxlen=_KEPT)
+"""The last stretches: layers of a model have the same, and what is recorded of one is the others', too."""
+
+
+def stretch(calls: CallSequence, modules: Modules) -> Stretch:
+    classes = tuple(map(type, modules))
+    for other in _stretches:
+        if other.classes == classes and other.calls == calls:
+            return other
+    _stretches.append(made := Stretch(calls, classes))
+    return made
+
+
+def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]) -> ShapedStretch:
+    domains = dict[int, Tensors]()
+    try:
+        graph, sources = _record(calls, modules, given, domains)
+    except ForwardDeclined:
+        graph, sources = None, ()
+    reads = (domains[n].reads.values() if n in domains else () for n in range(len(modules)))
+    watches = tuple(map(watched, map(tuple, reads)))
+    if graph is None:
+        return ShapedStretch(watches)
+    module = GraphModule(torch.nn.Module(), graph)
+    verdicts, _ = judged.replace_in(module, declines=False)
+    operations = tuple(region.program.operations for region, why in verdicts if not why)
+    if not operations:
+        return ShapedStretch(watches)
+    for node in module.graph.nodes:
+        node.meta.clear()
+    return ShapedStretch(watches, sources, module.forward, operations)
+
+
+def _record(
+    calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]
+) -> tuple[Graph, tuple[int | tuple[int, str], ...]]:
+    """The graph of calls with tensors of these shapes, and of each of its arguments, the number of a given tensor, or
+    that of a module and the name of its tensor. domains: gets that of each module that is called."""
+    mode = torch_private.fake_mode()
+    if mode is None:
+        raise ForwardDeclined("this torch has no tensors without data")
+    own = [((n, name), t) for n, module in enumerate(modules) for name, t in tensors_of(module)]
+    sources = (*range(len(given)), *(source for source, _ in own))
+
+    def computed(*flat: torch.Tensor) -> list[object]:
+        of = dict(zip(sources, flat, strict=True))
+        values = [{name: of[n, name] for (n, name), _ in own if n == number} for number in range(len(modules))]
+
+        def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
+            module, full = modules[number], next(v for v in (*args, *named.values()) if isinstance(v, torch.Tensor))
+            if number not in domains:
+                columns = probe((module,))
+                if columns is None:
+                    raise ForwardDeclined("has parameters that are no vectors of one length")
+                domains[number] = Tensors(module, values[number], full.shape, columns)
+            return run(domains[number], type(module).forward, args, named)
+
+        made = calls.run(flat[: len(given)], called)
+        if not all(isinstance(one, torch.Tensor) for one in made):
+            raise ForwardDeclined("makes something that is no tensor")
+        return made
+
+    fake = mode()
+    with torch_private.without_modes(), torch.no_grad():
+        flat = [fake.from_tensor(t.detach()) for t in (*given, *(t for _, t in own))]
+        with fake:
+            graph = make_fx(computed)(*flat).graph
+    return unchanging(graph), sources
