@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.views import OfRank
+from graphfuse.rows.views import OfRank, RankGroup
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
@@ -34,7 +34,7 @@ def located(plan: PhasePlan) -> Iterator[str]:
             yield f"  row.{_place(plan, group, rank).apart} = {_table(plan, number)}.to({rank});"
 
 
-def _place(plan: PhasePlan, group: object, rank: int) -> OfRank:
+def _place(plan: PhasePlan, group: RankGroup, rank: int) -> OfRank:
     return OfRank(group, rank, plan.program.groups.index(group))
 
 

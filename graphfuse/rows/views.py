@@ -241,7 +241,7 @@ class OfRank(Place):
 
     @property
     def apart(self) -> str:
-        """What `row` has of it: bytes from memory of this process to the same of the rank."""
+        """Member of `row` that has the bytes from memory of this process to the same of the rank."""
         return f"rank{self.rank}" + f"_{self.number}" * bool(self.number)
 
 

@@ -8,7 +8,13 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from graphfuse import VariantPackError, VariantPackTypeError
-from graphfuse.functional import all_reduce_add_rmsnorm, symmetric
+from graphfuse.functional import (
+    all_reduce_add_rmsnorm,
+    reduce_scatter_add_rmsnorm,
+    reduce_scatter_add_rmsnorm_all_gather,
+    rmsnorm_all_gather,
+    symmetric,
+)
 from support import oracle
 
 EPS = 1e-5
@@ -87,6 +93,64 @@ def refused(mesh: DeviceMesh) -> None:
     assert torch.equal(residual, before)
 
 
+FP8 = torch.float8_e4m3fn
+
+
+def parts(mesh: DeviceMesh) -> None:
+    """Sums of a part, a norm that all ranks get, and both, along each dimension of rows."""
+    ranks, rank = mesh.size(), distributed.get_rank()
+    for shape, dim in (((4 * ranks, 64), 0), ((2, 3 * ranks, 96), 1), ((2 * ranks, 3, 64), -3)):
+        for dtype in (torch.bfloat16, torch.float32):
+            x, residual, weight, total = _given(mesh, shape, dtype)
+            tolerance = 1e-5 if dtype is torch.float32 else 2.0**-7
+            exact = oracle.rmsnorm(total, weight, EPS)[0]
+            own, total, its = (t.chunk(ranks, dim)[rank] for t in (residual, total, exact))
+            summed, before = own.clone(), x.clone()
+            out = reduce_scatter_add_rmsnorm(x, summed, weight, EPS, dim=dim)
+            for made, wanted in ((summed, total), (out, its)):
+                torch.testing.assert_close(made.double(), wanted, rtol=tolerance, atol=tolerance)
+            assert torch.equal(x, before) and out.dtype is dtype
+
+            gathered = torch.empty_like(x)
+            assert rmsnorm_all_gather(total.to(dtype), weight, EPS, out=gathered, dim=dim) is gathered
+            torch.testing.assert_close(gathered.double(), exact, rtol=tolerance, atol=2 * tolerance)
+
+            again, quantized = own.clone(), torch.empty_like(x, dtype=FP8)
+            scale = torch.full((1,), 0.5, device=x.device)
+            both = reduce_scatter_add_rmsnorm_all_gather(x, again, weight, EPS, out=quantized, dim=dim, scale=scale)
+            assert both is quantized and torch.equal(again, summed)
+            torch.testing.assert_close(both.double(), 2 * exact, rtol=1 / 15, atol=0.02)
+
+
+def parts_refused(mesh: DeviceMesh) -> None:
+    """On all ranks, before anything is sent or written."""
+    ranks = mesh.size()
+    x, residual, weight, _ = _given(mesh, (2 * ranks, 64), torch.bfloat16)
+    own, out = residual[:2].clone(), torch.empty_like(x)
+    before = own.clone()
+    for said, name, change in (
+        (f"x has shape .*; accepted: a multiple of {ranks} along dim 0", "scatter", {"x": x[:-1]}),
+        (r"dim is -1; accepted: -2 to 0 but for -1, as x has 2 dimensions", "scatter", {"dim": -1}),
+        (r"dim is 1; accepted: -2 to 0 but for -1", "gather", {"dim": 1}),
+        (r"residual has shape .*; accepted: \(2, 64\), as x has shape", "scatter", {"residual": residual[:1]}),
+        ("residual is of torch.int32", "both", {"residual": own.int()}),
+        ("weight has shape", "gather", {"weight": weight[1:]}),
+        (r"x has shape \(1, 64\); accepted: \(2, 64\), as out has shape", "gather", {"x": x[:1]}),
+        ("out must be a torch tensor, got NoneType", "gather", {"out": None}),
+        (r"out has shape .*; accepted: .*, as x has shape", "both", {"out": out[:ranks]}),
+        ("out is of torch.int8", "both", {"out": out.to(torch.int8)}),
+        ("group is str", "gather", {"group": "0"}),
+    ):
+        call, given = {
+            "scatter": (reduce_scatter_add_rmsnorm, {"x": x, "residual": own, "weight": weight}),
+            "gather": (rmsnorm_all_gather, {"x": own, "weight": weight, "out": out}),
+            "both": (reduce_scatter_add_rmsnorm_all_gather, {"x": x, "residual": own, "weight": weight, "out": out}),
+        }[name]
+        with pytest.raises((VariantPackError, VariantPackTypeError), match=said):
+            call(**(given | change))
+    assert torch.equal(own, before)
+
+
 def in_symmetric_memory(mesh: DeviceMesh) -> None:
     """One kernel, with the bits of float32 sums in the order of ranks; input overwritten behind each call."""
     from torch.distributed import _symmetric_memory
@@ -108,5 +172,51 @@ def in_symmetric_memory(mesh: DeviceMesh) -> None:
         assert all(torch.equal(one, out) for one in of_all)
 
 
-ON_CPUS: dict[str, Callable[[DeviceMesh], None]] = {f.__name__: f for f in (values, formats, groups, refused)}
-CASES = ON_CPUS | {"in_symmetric_memory": in_symmetric_memory}
+def parts_in_symmetric_memory(mesh: DeviceMesh) -> None:
+    """One kernel each, of one memory and of two, with the bits of float32 sums in the order of ranks."""
+    from torch.distributed import _symmetric_memory
+
+    ranks, rank = mesh.size(), distributed.get_rank()
+    memory = _symmetric_memory.empty(1 << 15, dtype=torch.bfloat16, device="cuda")
+    other = _symmetric_memory.empty(1 << 15, dtype=torch.uint8, device="cuda")
+    scale = torch.full((1,), 0.5, device="cuda")
+    for shape, dim in 3 * (((4 * ranks, 64), 0), ((2, 3 * ranks, 96), 1), ((ranks, 4096), 0)):
+        given, residual, weight, total = _given(mesh, shape, torch.bfloat16)
+        count = given.numel()
+        x, out = (memory[at : at + count].view(shape) for at in (64, 64 + count))
+        quantized = other[128 : 128 + count].view(FP8).view(shape)
+        own = residual.chunk(ranks, dim)[rank]
+        of_all = [torch.empty_like(given) for _ in range(ranks)]
+        distributed.all_gather(of_all, given)
+        mine = [t.chunk(ranks, dim)[rank].float() for t in of_all]
+        wanted, exact = (sum(mine) + own.float()).to(torch.bfloat16), oracle.rmsnorm(total, weight, EPS)[0]
+        for to, factor, least in ((None, 1, 2.0**-7), (out, 1, 2.0**-7), (quantized, 2, 1 / 15)):
+            x.copy_(given)
+            summed = own.clone()
+            if to is None:
+                made = reduce_scatter_add_rmsnorm(x, summed, weight, EPS, dim=dim)
+            else:
+                by = None if factor == 1 else scale
+                made = reduce_scatter_add_rmsnorm_all_gather(x, summed, weight, EPS, out=to, dim=dim, scale=by)
+            x.fill_(float("nan"))
+            assert torch.equal(summed, wanted)
+            right = exact.chunk(ranks, dim)[rank] if to is None else exact
+            torch.testing.assert_close(made.double(), factor * right, rtol=least, atol=0.02)
+            if to is not None:
+                _same_on_all(made)
+        rmsnorm_all_gather(wanted, weight, EPS, out=out, dim=dim)
+        _same_on_all(out)
+        torch.testing.assert_close(out.double(), exact, rtol=2.0**-6, atol=0.02)
+
+
+def _same_on_all(t: torch.Tensor) -> None:
+    own = t.contiguous().view(torch.uint8)
+    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(found, own)
+    assert all(torch.equal(one, own) for one in found)
+
+
+ON_CPUS: dict[str, Callable[[DeviceMesh], None]] = {
+    f.__name__: f for f in (values, formats, groups, refused, parts, parts_refused)
+}
+CASES = ON_CPUS | {f.__name__: f for f in (in_symmetric_memory, parts_in_symmetric_memory)}
