@@ -4,6 +4,7 @@ Such a function takes tables of peers (``symmetric``). What its parts lie in is 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -46,15 +47,17 @@ def _draw(d: DrawnGraph, rank: int) -> None:
     d.store("out", d.graph.all_gather(y, d["out_peers"], rank=rank) if "out_peers" in d else y)
 
 
+PEERS = TensorParameter("peers", types(data_type.INT64), _lengths)
+
+
 def _variant(tensors: tuple[str, ...], rank: int = 0) -> Variant:
-    table = types(data_type.INT64)
     gathered = "out_peers" in tensors
     every = (
         TensorParameter("x", FLOATS),
         TensorParameter("residual", FLOATS, like("x"), written=True),
         TensorParameter(WEIGHT.name, FLOATS, lambda shapes: (shapes["x"][-1:],)),
-        TensorParameter("peers", table, _lengths),
-        TensorParameter("out_peers", table, _lengths),
+        PEERS,
+        replace(PEERS, name="out_peers"),
         TensorParameter("scale", FLOAT, one, optional=True),
         TensorParameter("out", FORMATS, like("x"), written=True, new=None if gathered else type_of("x")),
     )
