@@ -2,9 +2,11 @@
 
 import torch
 from torch import distributed
+from torch.compiler import is_dynamo_compiling
 
-from graphfuse.functional import symmetric
+from graphfuse.functional import rank_operators, symmetric
 from graphfuse.functional.call import AcceptedCall
+from graphfuse.functional.operator import fake_tensors
 from graphfuse.functional.over_ranks import alone, eager, group_of, one_kernel
 
 _AFTER = alone("all_reduce_add_rmsnorm", "x", "residual", "weight")
@@ -41,6 +43,9 @@ def all_reduce_add_rmsnorm(
     Returns out. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument. Shapes that
     differ between ranks are not seen.
     """
+    if is_dynamo_compiling():
+        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "scale": scale}
+        return rank_operators.traced("all_reduce_add_rmsnorm", given, group, out)
     group = group_of(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:
@@ -51,3 +56,10 @@ def all_reduce_add_rmsnorm(
     distributed.all_reduce(total, group=group)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     return _after(total, residual, weight, eps, out, scale, enable_pdl)
+
+
+def _made(group: object, **given: object) -> torch.Tensor:
+    return fake_tensors(_AFTER, _AFTER.defaults | given)["out"]
+
+
+rank_operators.define(_AFTER, all_reduce_add_rmsnorm, _made, takes_dim=False, new=True)

@@ -77,13 +77,13 @@ def alone(name: str, *tensors: str) -> Function:
 
 
 def eager(f: Function) -> Callable[..., Any]:
-    """The function, which is called in eager mode alone."""
+    """The function of plain tensors, past torch's dispatcher."""
     said = f.name
 
     def refused(*values: object) -> NoReturn:
         raise VariantPackTypeError(
-            f"{said} is called under torch.compile or with tensors of a class of their own; accepted: calls in eager "
-            "mode with plain tensors"
+            f"{said} is called with tensors of a class of their own, or under a mode that looks at operators; accepted: "
+            "plain tensors, and torch.compile"
         )
 
     return entry(f, refused)

@@ -4,13 +4,18 @@ A product leaves sums, of which a rank adds up its part (reduce-scatter); the ne
 kernel does so where ranks can read each other's memory, and write it.
 """
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import distributed
+from torch.compiler import is_dynamo_compiling
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional import symmetric
+from graphfuse.functional import rank_operators, symmetric
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function
+from graphfuse.functional.operator import fake_tensors
 from graphfuse.functional.over_ranks import alone, eager, group_of, one_kernel, part
 
 _PACKED = torch.contiguous_format
@@ -44,6 +49,9 @@ def reduce_scatter_add_rmsnorm(
     but the last. residual, out: of the shape of a part, this rank's own. Else as for ``all_reduce_add_rmsnorm``, also
     what it says of symmetric memory; other tensors are added up in float32 by ``torch.distributed.reduce_scatter``.
     """
+    if is_dynamo_compiling():
+        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
+        return rank_operators.traced(_SCATTER, given, group, out)
     group = group_of(group)
     mine = part("x", x, dim, group)
     _fits("residual", residual, mine.shape, x)
@@ -81,6 +89,9 @@ def rmsnorm_all_gather(
     Returns out. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument. Shapes that
     differ between ranks are not seen.
     """
+    if is_dynamo_compiling():
+        given = {"x": x, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
+        return rank_operators.traced(_GATHER, given, group, out)
     group = group_of(group)
     mine = part("out", out, dim, group)
     _fits("x", x, mine.shape, out, "out")
@@ -111,6 +122,9 @@ def reduce_scatter_add_rmsnorm_all_gather(
     does it where x and out lie in symmetric memory, the same or another: each rank reads and writes 1 / ranks of what
     ``all_reduce_add_rmsnorm`` reads. For large sizes, and above all with FP8, this takes less time. Returns out.
     """
+    if is_dynamo_compiling():
+        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
+        return rank_operators.traced(_BOTH, given, group, out)
     group = group_of(group)
     mine, its = part("x", x, dim, group), part("out", out, dim, group)
     _fits("residual", residual, mine.shape, x)
@@ -154,3 +168,21 @@ def _gathered(own: torch.Tensor, out: torch.Tensor, dim: int, group: distributed
     for to, made in zip(out.chunk(ranks, dim), parts, strict=True):
         to.copy_(made)
     return out
+
+
+def _made(f: Function, group: distributed.ProcessGroup, dim: int, **given: object) -> torch.Tensor:
+    """Out of a call, without memory. f: the function of a rank's part."""
+    scattered, gathered = "residual" in given, given["out"] is not None and f.name != _SCATTER
+    mine = {"x": part("x", given["x"], dim, group)} if scattered else {}
+    if gathered:
+        mine["out"] = part("out", given["out"], dim, group)
+    return fake_tensors(f, f.defaults | given | mine)["out"]
+
+
+_ADDED_BOTH = replace(_ADDED, name=_BOTH)
+for _one, _call, _new in (
+    (_ADDED, reduce_scatter_add_rmsnorm, True),
+    (_NORMED, rmsnorm_all_gather, False),
+    (_ADDED_BOTH, reduce_scatter_add_rmsnorm_all_gather, False),
+):
+    rank_operators.define(_one, _call, partial(_made, _one), takes_dim=True, new=_new)

@@ -1,5 +1,6 @@
 """Cases of ``all_reduce_add_rmsnorm`` on several ranks, which ``ranks`` runs. Tensors are of the mesh's device."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -94,6 +95,31 @@ def refused(mesh: DeviceMesh) -> None:
 
 
 FP8 = torch.float8_e4m3fn
+
+
+def compiled(mesh: DeviceMesh) -> None:
+    """Each function in a graph without breaks, with the results of eager calls."""
+    ranks = mesh.size()
+    x, residual, weight, _ = _given(mesh, (2 * ranks, 64), torch.bfloat16)
+    own = residual.chunk(ranks)[distributed.get_rank()].clone()
+    scale = torch.full((1,), 0.5, device=x.device)
+
+    def calls(x: torch.Tensor, residual: torch.Tensor, own: torch.Tensor, out: torch.Tensor) -> list[torch.Tensor]:
+        y = all_reduce_add_rmsnorm(x * 2, residual, weight, EPS)
+        z = reduce_scatter_add_rmsnorm(x + y, own, weight, EPS, group=distributed.group.WORLD)
+        rmsnorm_all_gather(z, weight, EPS, out=out)
+        quantized = torch.empty_like(x, dtype=FP8)
+        made = reduce_scatter_add_rmsnorm_all_gather(x, own, weight, EPS, out=quantized, scale=scale)
+        return [y, z, out * 1, made.float()]
+
+    made = []
+    for call in (calls, torch.compile(calls, backend="aot_eager", fullgraph=True)):
+        given = [residual.clone(), own.clone(), torch.zeros_like(x)]
+        made.append([*call(x, *given), *given])
+    for eager, graph in zip(*made, strict=True):
+        assert torch.equal(eager, graph)
+    with pytest.raises(Exception, match="weight has shape"):
+        torch.compile(all_reduce_add_rmsnorm, backend="aot_eager", fullgraph=True)(x, residual, weight[1:], EPS)
 
 
 def parts(mesh: DeviceMesh) -> None:
@@ -209,6 +235,60 @@ def parts_in_symmetric_memory(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(out.double(), exact, rtol=2.0**-6, atol=0.02)
 
 
+REPLAYS = 10_000
+
+
+def replays(mesh: DeviceMesh) -> None:
+    """CUDA graphs with inputs of their own, replayed in any order: the bits of the first call, on all ranks."""
+    from torch.distributed import _symmetric_memory
+
+    shape = 12 * mesh.size(), 2048
+    memory = _symmetric_memory.empty(2 * shape[0] * shape[1], dtype=torch.bfloat16, device="cuda")
+    x, out = memory.view(2, *shape)
+    quantized = _symmetric_memory.empty(*shape, dtype=torch.uint8, device="cuda").view(FP8)
+    _, residual, weight, _ = _given(mesh, shape, torch.bfloat16)
+    part = residual.chunk(mesh.size())[distributed.get_rank()]
+    local, scale = torch.empty_like(x), torch.full((1,), 0.25, device="cuda")
+    calls = {
+        "whole rows": (residual, local, lambda r: all_reduce_add_rmsnorm(x, r, weight, EPS, out=local)),
+        "parts": (part, out, lambda r: reduce_scatter_add_rmsnorm_all_gather(x, r, weight, EPS, out=out)),
+        "FP8": (
+            part,
+            quantized,
+            lambda r: reduce_scatter_add_rmsnorm_all_gather(x, r, weight, EPS, out=quantized, scale=scale),
+        ),
+    }
+    wrong, graphs, kept = torch.zeros((), dtype=torch.int64, device="cuda"), [], []
+    for seed in range(2):
+        content = torch.randn(shape, generator=torch.Generator().manual_seed(10 * seed + distributed.get_rank()))
+        content = content.to("cuda", torch.bfloat16)
+        for before, made, call in calls.values():
+            own = before.clone()
+
+            def step(before=before, made=made, call=call, own=own, content=content) -> tuple[torch.Tensor, ...]:
+                x.copy_(content)
+                own.copy_(before)
+                call(own)
+                return own, made
+
+            wanted = [t.clone() for t in step()]
+            _same_on_all(wanted[1])
+            torch.cuda.synchronize()
+            distributed.barrier()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for t, right in zip(step(), wanted, strict=True):
+                    wrong += (t.view(torch.uint8) != right.view(torch.uint8)).any()
+            graphs.append(graph)
+            kept += [content, own, *wanted]  # graphs have their addresses alone
+    chance = random.Random(0)
+    for _ in range(REPLAYS):
+        chance.choice(graphs).replay()
+    torch.cuda.synchronize()
+    assert wrong.item() == 0
+    distributed.barrier()
+
+
 def _same_on_all(t: torch.Tensor) -> None:
     own = t.contiguous().view(torch.uint8)
     found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
@@ -217,6 +297,6 @@ def _same_on_all(t: torch.Tensor) -> None:
 
 
 ON_CPUS: dict[str, Callable[[DeviceMesh], None]] = {
-    f.__name__: f for f in (values, formats, groups, refused, parts, parts_refused)
+    f.__name__: f for f in (values, formats, groups, refused, parts, parts_refused, compiled)
 }
-CASES = ON_CPUS | {f.__name__: f for f in (in_symmetric_memory, parts_in_symmetric_memory)}
+CASES = ON_CPUS | {f.__name__: f for f in (in_symmetric_memory, parts_in_symmetric_memory, replays)}

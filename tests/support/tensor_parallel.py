@@ -17,7 +17,9 @@ from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum
 from support.small_models import SMALL
 
-TOKENS = torch.arange(12).view(2, 6) % 7
+
+def _tokens(mesh: DeviceMesh) -> torch.Tensor:
+    return (torch.arange(12, device=mesh.device_type) % 7).view(2, 6)
 
 
 def _split(mesh: DeviceMesh, kind: str, dtype: torch.dtype = torch.float32):
@@ -26,7 +28,7 @@ def _split(mesh: DeviceMesh, kind: str, dtype: torch.dtype = torch.float32):
 
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **SMALL, num_hidden_layers=2, vocab_size=32)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval().to(mesh.device_type)
     plan = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
     plan |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
     plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
@@ -43,8 +45,10 @@ def _counted() -> Iterator[dict[str, int]]:
 
     def counting_run(*given):
         found["regions"] += 1
-        found["all-reduces"] -= 1  # its own
-        return run(*given)
+        before = found["all-reduces"]
+        made = run(*given)
+        found["all-reduces"] = before  # without its own
+        return made
 
     def counting_reduce(*given, **named):
         found["all-reduces"] += 1
@@ -57,37 +61,38 @@ def _counted() -> Iterator[dict[str, int]]:
 
 def fused(mesh: DeviceMesh) -> None:
     """Both sums of each layer are one call with the residual and the norm behind; results are the model's."""
+    tokens = _tokens(mesh)
     for kind in ("llama", "qwen3"):
         for dtype, least in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
             model = _split(mesh, kind, dtype)
             layers = len(model.model.layers)
             with torch.no_grad():
-                want = model(TOKENS, use_cache=False, output_hidden_states=True)
+                want = model(tokens, use_cache=False, output_hidden_states=True)
             report = fuse(model)
             made = [entry for entry in report.replaced if entry.became == "region_over_ranks"]
             assert len(made) == 2 * layers, report
             for mode in (torch.no_grad, torch.inference_mode):
                 with mode(), _counted() as counted:
-                    got = model(TOKENS, use_cache=False)
+                    got = model(tokens, use_cache=False)
                 assert counted == {"regions": 2 * layers, "all-reduces": 0}, counted
                 torch.testing.assert_close(got.logits, want.logits, rtol=least, atol=least)
             with torch.no_grad():  # somebody looks at sums between layers
-                got = model(TOKENS, use_cache=False, output_hidden_states=True)
+                got = model(tokens, use_cache=False, output_hidden_states=True)
             for a, b in zip(got.hidden_states, want.hidden_states, strict=True):
                 torch.testing.assert_close(torch.Tensor.add(a, 0), b, rtol=least, atol=least)
             unfuse(model)
             with torch.no_grad():
-                assert torch.equal(model(TOKENS, use_cache=False).logits, want.logits)
+                assert torch.equal(model(tokens, use_cache=False).logits, want.logits)
 
 
 def trained(mesh: DeviceMesh) -> None:
     """With gradients, the model's own sums over ranks."""
-    model = _split(mesh, "llama")
+    model, tokens = _split(mesh, "llama"), _tokens(mesh)
     other = copy.deepcopy(model)
     fuse(model)
     with _counted() as counted:
         for one in (model, other):
-            one(TOKENS, use_cache=False).logits.square().mean().backward()
+            one(tokens, use_cache=False).logits.square().mean().backward()
     assert counted["regions"] == 0
     for (name, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
         a, b = (t.grad.full_tensor() if hasattr(t.grad, "full_tensor") else t.grad for t in (a, b))
@@ -165,16 +170,18 @@ def a_residual_that_is_changed(mesh: DeviceMesh) -> None:
 
 def compiled(mesh: DeviceMesh) -> None:
     """The backend makes the sum over ranks a part of the region."""
+    tokens = _tokens(mesh)
     for kind in ("llama", "qwen3"):
         model = _split(mesh, kind)
         layers = len(model.model.layers)
         torch.compiler.reset()
         faster = torch.compile(model, backend="graphfuse", options={"then": "aot_eager"})
         with torch.no_grad(), _counted() as counted:
-            want = model(TOKENS, use_cache=False).logits
-            got = faster(TOKENS, use_cache=False).logits
+            want = model(tokens, use_cache=False).logits
+            got = faster(tokens, use_cache=False).logits
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         assert counted["regions"] == 2 * layers, counted
 
 
-CASES = {f.__name__: f for f in (fused, trained, read_by_others, in_one_memory, a_residual_that_is_changed, compiled)}
+ON_GPUS = {f.__name__: f for f in (fused, trained, compiled)}
+CASES = ON_GPUS | {f.__name__: f for f in (read_by_others, in_one_memory, a_residual_that_is_changed)}

@@ -24,6 +24,19 @@ def test_two_ranks(on_cpus, case):
     assert not on_cpus[case], "\n".join(on_cpus[case])
 
 
+@pytest.fixture(scope="module")
+def on_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    return ranks.run("support.tensor_parallel", [*tensor_parallel.ON_GPUS], "nccl")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", tensor_parallel.ON_GPUS)
+def test_two_gpus(on_gpus, case):
+    assert not on_gpus[case], "\n".join(on_gpus[case])
+
+
 def _norm() -> Program:
     """That of Llama, in bfloat16: rounded, and then multiplied by the weight."""
     bf16 = "BFLOAT16"
