@@ -49,7 +49,8 @@ def all_reduce_add_rmsnorm(
     group = group_of(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:
-        return _one_kernel(x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl)
+        given = x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
+        return peers.call(_AFTER.name, _one_kernel, *given)
     given = dict(zip(_AFTER.parameters, (x, residual, weight, eps, out, scale, enable_pdl), strict=True))
     AcceptedCall.of(_AFTER, given)  # refuses what is wrong before anything is sent
     total = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)

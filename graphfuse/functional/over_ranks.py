@@ -82,8 +82,8 @@ def eager(f: Function) -> Callable[..., Any]:
 
     def refused(*values: object) -> NoReturn:
         raise VariantPackTypeError(
-            f"{said} is called with tensors of a class of their own, or under a mode that looks at operators; accepted: "
-            "plain tensors, and torch.compile"
+            f"{said} is called with tensors of a class of their own, or under a mode that looks at operators; "
+            "accepted: plain tensors, and torch.compile"
         )
 
     return entry(f, refused)

@@ -57,7 +57,8 @@ def reduce_scatter_add_rmsnorm(
     _fits("residual", residual, mine.shape, x)
     peers = symmetric.peers(x, group)
     if peers is not None:
-        return _scatters(mine, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl)
+        given = mine, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
+        return peers.call(_SCATTER, _scatters, *given)
     _accepted(_ADDED, mine, residual, weight, eps, out, scale, enable_pdl)
     out = torch.empty(mine.shape, dtype=x.dtype, device=x.device) if out is None else out
     return _after(_scattered(x, dim, group), residual, weight, eps, out, scale, enable_pdl)
@@ -97,7 +98,7 @@ def rmsnorm_all_gather(
     _fits("x", x, mine.shape, out, "out")
     peers = symmetric.peers(out, group)
     if peers is not None:
-        _gathers(x, weight, peers.numbers, peers.rank, eps, mine, scale, enable_pdl)
+        peers.call(_GATHER, _gathers, x, weight, peers.numbers, peers.rank, eps, mine, scale, enable_pdl)
         return out
     _accepted(_NORMED, x, weight, eps, mine, scale, enable_pdl)
     own = torch.empty(mine.shape, dtype=out.dtype, device=out.device)
@@ -132,7 +133,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
     peers, out_peers = symmetric.peers(x, group), symmetric.peers(out, group)
     if peers is not None and out_peers is not None:
         tables = peers.numbers, out_peers.numbers, peers.rank
-        _does_both(mine, residual, weight, *tables, eps, its, scale, enable_pdl)
+        peers.call(_BOTH, _does_both, mine, residual, weight, *tables, eps, its, scale, enable_pdl)
         return out
     _accepted(_ADDED, mine, residual, weight, eps, its, scale, enable_pdl)
     own = torch.empty(its.shape, dtype=out.dtype, device=out.device)

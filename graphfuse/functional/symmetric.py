@@ -6,14 +6,17 @@ Torch has the memory and its mapping. Here are the addresses, and the signals by
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed
 
-from graphfuse.base.errors import VariantPackError
-from graphfuse.ops.collectives import MOST_RANKS, peers_length
+from graphfuse.base import settings
+from graphfuse.base.errors import RankTimeoutError, VariantPackError
+from graphfuse.functional import bounded
+from graphfuse.ops.collectives import MOST_RANKS, peers_length, ranks_of
 from graphfuse.runtime import torch_private
 
 
@@ -24,6 +27,31 @@ class Peers:
     numbers: torch.Tensor
     rank: int
 
+    def call(self, name: str, kernel: Callable[..., Any], *values: object) -> Any:
+        """Result of a function of a kernel that meets these peers.
+
+        RankTimeoutError where GRAPHFUSE_RANKS_TIMEOUT bounds the wait and others do not come, or did not before. Nobody
+        waits for what a CUDA graph records.
+        """
+        seconds = settings.ranks_timeout()
+        if self in _left:
+            raise RankTimeoutError(
+                f"{name} on rank {self.rank}: other ranks were not waited for in a call before with this memory, so "
+                "that nobody knows what they have done; accepted: other memory"
+            )
+        made = kernel(*values)
+        waiting = bounded.of_stream(self.numbers) if seconds is not None else None
+        if waiting is not None:
+            try:
+                bounded.wait(name, self.rank, ranks_of(self.numbers.numel()), seconds, waiting)
+            except RankTimeoutError:
+                _left.add(self)
+                raise
+        return made
+
+
+_left: "weakref.WeakSet[Peers]" = weakref.WeakSet()
+"""Those that were not waited for."""
 
 _found: "weakref.WeakKeyDictionary[object, dict[int, tuple[object, Peers]]]" = weakref.WeakKeyDictionary()
 """By group and storage, each with what says whether that is still there."""

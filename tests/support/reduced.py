@@ -1,14 +1,16 @@
 """Cases of ``all_reduce_add_rmsnorm`` on several ranks, which ``ranks`` runs. Tensors are of the mesh's device."""
 
+import os
 import random
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from graphfuse import VariantPackError, VariantPackTypeError
+from graphfuse import RankTimeoutError, VariantPackError, VariantPackTypeError
 from graphfuse.functional import (
     all_reduce_add_rmsnorm,
     reduce_scatter_add_rmsnorm,
@@ -235,6 +237,25 @@ def parts_in_symmetric_memory(mesh: DeviceMesh) -> None:
         torch.testing.assert_close(out.double(), exact, rtol=2.0**-6, atol=0.02)
 
 
+def a_rank_that_does_not_come(mesh: DeviceMesh) -> None:
+    """The others end, and say who it is."""
+    from torch.distributed import _symmetric_memory
+
+    memory = _symmetric_memory.empty(4, 64, dtype=torch.bfloat16, device="cuda").fill_(1)
+    residual, weight = torch.zeros_like(memory), torch.ones(64, dtype=torch.bfloat16, device="cuda")
+    with mock.patch.dict(os.environ, {"GRAPHFUSE_RANKS_TIMEOUT": "2"}):
+        all_reduce_add_rmsnorm(memory, residual, weight, EPS)
+        torch.cuda.synchronize()
+        distributed.barrier()
+        if distributed.get_rank():
+            with pytest.raises(RankTimeoutError, match="have not begun it: 0.*; its kernel was ended without"):
+                all_reduce_add_rmsnorm(memory, residual, weight, EPS)
+            with pytest.raises(RankTimeoutError, match="not waited for in a call before with this memory"):
+                all_reduce_add_rmsnorm(memory, residual, weight, EPS)
+        torch.cuda.synchronize()
+    distributed.barrier()
+
+
 REPLAYS = 10_000
 
 
@@ -299,4 +320,5 @@ def _same_on_all(t: torch.Tensor) -> None:
 ON_CPUS: dict[str, Callable[[DeviceMesh], None]] = {
     f.__name__: f for f in (values, formats, groups, refused, parts, parts_refused, compiled)
 }
-CASES = ON_CPUS | {f.__name__: f for f in (in_symmetric_memory, parts_in_symmetric_memory, replays)}
+_ON_GPUS = (in_symmetric_memory, parts_in_symmetric_memory, replays, a_rank_that_does_not_come)
+CASES = ON_CPUS | {f.__name__: f for f in _ON_GPUS}

@@ -129,7 +129,8 @@ def run(
         inputs, x = [*inputs[:summed], shared.copy_(x), *inputs[summed + 1 :]], shared
         peers = symmetric.peers(x, group)
     if peers is not None:
-        made = SummedRegion.of(graph, summed).one_kernel(*inputs, peers.numbers, peers.rank)
+        kernel = SummedRegion.of(graph, summed).one_kernel
+        made = peers.call(_NAME, kernel, *inputs, peers.numbers, peers.rank)
     else:
         total = x.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(total, group=group)
