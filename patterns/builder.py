@@ -19,7 +19,7 @@ from graphfuse.rows.pairs import COLUMNS, EachPart
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
-from graphfuse.rows.ranks import added_up
+from graphfuse.rows.ranks import MOST_TABLES, over_ranks
 from graphfuse.rows.rounding import marked
 from graphfuse.rows.steps import Chain, Load, Operand
 from graphfuse.rows.views import ROWS, OfRank, View, joined
@@ -107,11 +107,10 @@ class Builder:
             indices=tuple(layout.view(tensor, Extent(True, False)) for tensor in chosen),
         )
         added = {number: t for t, number in values.loaded.items() if isinstance(views[t].place, OfRank)}
-        groups = {views[t].place.group for t in added.values()}
-        if len(groups) > 1:
-            names = ", ".join(repr(self.graph.tensors[t].name) for t in added.values())
-            return No(f"{names} are sums over ranks of several tables; accepted: of one")
-        return layout.extents, added_up(program, {k: values.rounding(t) for k, t in added.items()})
+        if len({(group.rank, group.size) for group in program.groups}) > 1 or len(program.groups) > MOST_TABLES:
+            names = ", ".join(repr(self.graph.tensors[group.table].name) for group in program.groups)
+            return No(f"{names} are tables of ranks; accepted: up to {MOST_TABLES}, of one rank among as many")
+        return layout.extents, over_ranks(program, {k: values.rounding(t) for k, t in added.items()})
 
     def _above(self, tensor: TensorId | None) -> Iterator[TensorId]:
         """`tensor` and all within the match that it is made from."""

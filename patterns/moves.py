@@ -1,6 +1,7 @@
 """Roles of nodes that move rows: they say where rows lie that other nodes read or write.
 
-They compute nothing, but that rows of several ranks are added up where they are read.
+They compute nothing, but that rows of several ranks are added up where they are read. What is gathered is written to
+the memory of each.
 """
 
 from collections.abc import Mapping
@@ -57,9 +58,33 @@ class AddingRanks(Move):
         return axes.whole(node.output("output")) and not axes.sums
 
     def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
-        table = matched.graph.tensors[node.input("peers")]
-        group = RankGroup(table.id, node.attribute("rank"), ranks_of(table.dim[-1]))
-        return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(group),)
+        return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(_group(matched, node)),)
+
+
+def _group(matched: Matched, node: Node) -> RankGroup:
+    table = matched.graph.tensors[node.input("peers")]
+    return RankGroup(table.id, node.attribute("rank"), ranks_of(table.dim[-1]))
+
+
+class GatheringRanks(Role):
+    """Rows of a value, which each rank writes to the memory of all."""
+
+    starts = alone = True
+
+    def joins(self, matched: Matched, node: Node) -> bool:
+        x, axes = node.input("input"), matched.axes
+        if matched.made_by(x) is None or matched.made_by(node.input("peers")) is not None or axes.sums:
+            return False
+        return axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
+
+    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
+        return True
+
+    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+        return matched.written(node.input("input"), piece.of_ranks(_group(matched, node)))
+
+    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+        values.move(node.output("output"), node.input("input"))
 
 
 class Gathering(Move):
@@ -139,6 +164,7 @@ class Scattering(Role):
 
 
 MOVES: Mapping[str, Role] = {
+    "all_gather": GatheringRanks(),
     "all_reduce": AddingRanks(),
     "gather_rows": Gathering(),
     "join": Joining(),

@@ -30,7 +30,7 @@ class Piece:
         return replace(self, tensor=first, place=Indexed(numbers.id, stride, count))
 
     def of_ranks(self, group: RankGroup) -> "Piece":
-        """The piece as that of the first of several ranks, whose sum is read."""
+        """The piece as that of the first of several ranks, whose sum is read, or which all are written."""
         return replace(self, place=OfRank(group, 0))
 
     def sliced(self, dim: tuple[int, ...], starts: tuple[int, ...], steps: tuple[int, ...]) -> "Piece":

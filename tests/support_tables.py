@@ -113,6 +113,7 @@ SAMPLES: dict[str, Draw] = {
     ),
     "scatter_rows": lambda g: g.scatter_rows(normed(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "all_reduce": lambda g: g.mul(g.all_reduce(tensor(g), tensor(g, (1, 68), INT64), rank=0), normed(g)),
+    "all_gather": lambda g: g.all_gather(normed(g), tensor(g, (1, 68), INT64), rank=0),
     "add_rows": lambda g: g.add_rows(tensor(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
     "turn_pairs": lambda g: g.turn_pairs(normed(g)),

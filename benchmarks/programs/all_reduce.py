@@ -24,8 +24,13 @@ from torch import distributed
 
 from graphfuse.benchmarks import record, tables
 from graphfuse.benchmarks.programs import turns
-from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, REPLAYS, TARGETS, table
-from graphfuse.functional import all_reduce_add_rmsnorm, fused_add_rmsnorm, fused_add_rmsnorm_quant
+from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, PARTS, REPLAYS, TARGETS, table
+from graphfuse.functional import (
+    all_reduce_add_rmsnorm,
+    fused_add_rmsnorm,
+    fused_add_rmsnorm_quant,
+    reduce_scatter_add_rmsnorm_all_gather,
+)
 
 ROWS, HIDDEN = (1, 6, 32, 64, 128, 138), (4096, 6144, 8192)
 LARGEST = 4096 * 8192
@@ -52,6 +57,8 @@ def main() -> None:
 
     memory = _symmetric_memory.empty(OFFSET + LARGEST, dtype=BF16, device=f"cuda:{rank}")
     _symmetric_memory.rendezvous(memory, distributed.group.WORLD)
+    gathered = _symmetric_memory.empty(2 * LARGEST, dtype=torch.uint8, device=f"cuda:{rank}")
+    _symmetric_memory.rendezvous(gathered, distributed.group.WORLD)
     made = {"results": [], "replays": [], "times": []}
     shapes = [(rows, hidden) for rows in ROWS for hidden in HIDDEN]
     for rows, hidden in shapes[:: 5 if options.quick else 1]:
@@ -61,7 +68,7 @@ def main() -> None:
         made["replays"].append(replays(memory, rows, hidden, out, REPLAYS // (10 if options.quick else 1)))
         said(made["replays"][-1])
     for rows, hidden in LIMITS:
-        made["times"].append(times(memory, rows, hidden, 3 if options.quick else ROUNDS))
+        made["times"].append(times(memory, gathered, rows, hidden, 3 if options.quick else ROUNDS))
         said(made["times"][-1])
     if distributed.get_rank() == 0:
         made = {"ranks": distributed.get_world_size()} | made
@@ -169,7 +176,11 @@ def replays(memory: torch.Tensor, rows: int, hidden: int, dtype: torch.dtype, co
     return found | {"wrong": int(wrong.item()), "same bits on all ranks": alike(out) and alike(residual)}
 
 
-def times(memory: torch.Tensor, rows: int, hidden: int, rounds: int) -> dict[str, object]:
+def _sizes(count: int) -> tuple[tuple[torch.dtype, int], ...]:
+    return (BF16, 2 * count), (FP8, count)
+
+
+def times(memory: torch.Tensor, gathered: torch.Tensor, rows: int, hidden: int, rounds: int) -> dict[str, object]:
     """Microseconds of ours and of peers: medians, of the slowest rank in each round."""
     x, residual, weight = given(memory, rows, hidden)
     x.zero_()  # what is added up in place stays finite
@@ -192,15 +203,29 @@ def times(memory: torch.Tensor, rows: int, hidden: int, rounds: int) -> dict[str
         ops.two_shot_all_reduce_(x, "sum", name)
         fused_add_rmsnorm(x, residual, weight, EPS, out=out)
 
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    parted, own = rows % ranks == 0, residual.chunk(ranks)[rank].clone() if rows % ranks == 0 else residual
+    whole, quantized = (gathered[:nbytes].view(t).view(rows, hidden) for t, nbytes in _sizes(rows * hidden))
+
+    def two_steps() -> None:
+        reduce_scatter_add_rmsnorm_all_gather(x, own, weight, EPS, out=whole)
+
+    def two_steps_fp8() -> None:
+        reduce_scatter_add_rmsnorm_all_gather(x, own, weight, EPS, out=quantized, scale=scale)
+
     calls = {
         OURS: lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=out),
         f"{OURS}, FP8": lambda: all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale),
+        PARTS: two_steps,
+        f"{PARTS}, FP8": two_steps_fp8,
         NORM: lambda: fused_add_rmsnorm(local, residual, weight, EPS, out=out),
         "NCCL": nccl,
         "NCCL, FP8": nccl_fp8,
         "torch one-shot": one_shot,
         "torch two-shot": two_shot,
     }
+    if not parted:
+        del calls[PARTS], calls[f"{PARTS}, FP8"]
     if rows * hidden > 1 << 21:
         del calls["torch one-shot"]
     count = CALLS if rows * hidden <= 1 << 21 else 4

@@ -83,6 +83,11 @@ class KernelFaultError(GraphfuseError, RuntimeError):
     """A kernel did on the emulator what the machine forbids: a bug in an engine. The message names the place."""
 
 
+class RankTimeoutError(GraphfuseError, TimeoutError):
+    """A call over ranks waited for others longer than GRAPHFUSE_RANKS_TIMEOUT says; the message names them. Its memory
+    is not used again."""
+
+
 class MalformedError(GraphfuseError, RuntimeError):
     """An entry of the op table, a row program or a phase plan breaks a rule: a bug in graphfuse or a plug-in, not in a
     graph. The message names all that is wrong."""

@@ -8,12 +8,14 @@
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
 | GRAPHFUSE_VERIFY | on: row programs and what kernels are printed from are checked, for authors; off (default) |
+| GRAPHFUSE_RANKS_TIMEOUT | seconds that a call may wait for other ranks, which is looked at behind each; unset: any |
 | GRAPHFUSE_CUDNN | off: cuDNN (extra cudnn) is used where it is named alone; on: it is asked about all that it has |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
 """
 
+import math
 import os
 import re
 from pathlib import Path
@@ -29,6 +31,7 @@ VARIABLES = (
     "GRAPHFUSE_CACHE_LIMIT",
     "GRAPHFUSE_CUDNN",
     "GRAPHFUSE_PLUGINS",
+    "GRAPHFUSE_RANKS_TIMEOUT",
     "GRAPHFUSE_TUNING_DIR",
     "GRAPHFUSE_VERIFY",
     "CXX",
@@ -73,6 +76,20 @@ def cudnn() -> bool | None:
 def verify() -> bool:
     """True if row programs and phase plans are checked; SettingError for another value than on and off."""
     return _switch("GRAPHFUSE_VERIFY", "off")
+
+
+def ranks_timeout() -> float | None:
+    """The seconds of GRAPHFUSE_RANKS_TIMEOUT, None if unset or empty; SettingError for what is no number above 0."""
+    value = os.environ.get("GRAPHFUSE_RANKS_TIMEOUT")
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"GRAPHFUSE_RANKS_TIMEOUT={value!r} is not known; accepted: seconds, a number above 0")
+    return seconds
 
 
 def cache_dir() -> Path:

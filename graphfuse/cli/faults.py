@@ -45,6 +45,7 @@ def settings() -> Iterator[DoctorFinding]:
         "GRAPHFUSE_CACHE_LIMIT": lambda: read.cache_limit(1),
         "GRAPHFUSE_CUDNN": read.cudnn,
         "GRAPHFUSE_PLUGINS": read.plugins,
+        "GRAPHFUSE_RANKS_TIMEOUT": read.ranks_timeout,
         "GRAPHFUSE_TUNING_DIR": read.tuning_dir,
         "GRAPHFUSE_VERIFY": read.verify,
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from graphfuse.codegen import ranks
 from graphfuse.codegen.parameters import Pointer, later, pointers
 from graphfuse.codegen.phase_plan import PhasePlan
 
@@ -62,7 +63,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
     yield from (f"  gf::i64 n{k} = 0;" for k, _ in enumerate(plan.program.indices))
-    yield from (f"  gf::i64 rank{rank} = 0;  // bytes to the memory of that one" for rank in _ranks(plan))
+    yield from ranks.declared(plan)
     yield "};"
     stage = ", unsigned char* stage" * bool(plan.stages)
     yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
@@ -91,17 +92,11 @@ def _is_numbers(plan: PhasePlan, pointer: Pointer) -> bool:
     return any(pointer.view is view for view in plan.program.indices)
 
 
-def _ranks(plan: PhasePlan) -> range:
-    """The ranks whose rows are added up."""
-    return range(plan.program.group.size if plan.program.group else 0)
-
-
 def _located(plan: PhasePlan) -> Iterator[str]:
     """The function locate, which reads the numbers of rows that are chosen. Where these lie is worked out where they
     are read: what is read before waits for no number."""
     yield "GF_DEVICE void locate(Row& row, const Arguments& a, gf::i64 index) {"
-    if len(_ranks(plan)) > 1:
-        yield from (f"  row.rank{rank} = ranks_of(a).to({rank});" for rank in _ranks(plan))
+    yield from ranks.located(plan)
     yield from axes(plan) if plan.program.indices else ()
     for pointer in pointers(plan):
         if _is_numbers(plan, pointer):

@@ -115,9 +115,10 @@ def parameters(plan: PhasePlan) -> Iterator[Parameter]:
     first, *rest = pointers(plan)
     yield from first.parameters()
     yield Parameter("gf::i64", "rows", RowCount())
-    if group := plan.program.group:
-        yield Parameter("const void*", "peers", Address(group.table))
-        yield Parameter("gf::u32", "rank", Constant("int32", group.rank))
+    if groups := plan.program.groups:
+        for number, group in enumerate(groups):
+            yield Parameter("const void*", f"peers{number}", Address(group.table))
+        yield Parameter("gf::u32", "rank", Constant("int32", groups[0].rank))
     for axis, extent in enumerate(plan.extents[1:], start=1):
         multiplier, shift = divider(max(extent, 1))
         yield Parameter("gf::u32", f"extent{axis}", Constant("int32", extent))

@@ -1,18 +1,46 @@
-"""Prints how a kernel meets those on other ranks, whose rows it reads."""
+"""Prints how a kernel meets those on other ranks, whose rows it reads, or which get its rows."""
 
 from collections.abc import Iterator
 
 from graphfuse.codegen.phase_plan import PhasePlan
-from graphfuse.rows.views import OfRank
+from graphfuse.rows.views import OfRank, RankGroup
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The function ranks_of, and RANKS_READ, the last phase that reads rows of other ranks; before the struct Row."""
-    program, group = plan.program, plan.program.group
+    """The function ranks_of, and RANKS_LAST, the last phase that reads rows of other ranks, or a phase behind all if
+    rows are written to these; before the struct Row."""
+    program = plan.program
     of_ranks = (i for i, view in enumerate(program.inputs) if isinstance(view.place, OfRank))
-    read = max((phase for i in of_ranks for phase in plan.read_in(i)), default=0)
-    many = group is not None and group.size > 1
-    made = f"gf::Ranks<{group.size}>::of(a.peers, a.rank)" if many else "gf::Ranks<1>()"
+    last = max((phase for i in of_ranks for phase in plan.read_in(i)), default=0)
+    if any(isinstance(store.view.place, OfRank) for store in program.stores):
+        last = program.last + 1
     yield ""
-    yield f"constexpr int RANKS_READ = {read};"
+    yield f"constexpr int RANKS_LAST = {last};"
+    made = _table(plan, 0) if _many(plan) else "gf::Ranks<1>()"
     yield f"GF_DEVICE auto ranks_of(const Arguments& a) {{ return {made}; }}"
+
+
+def declared(plan: PhasePlan) -> Iterator[str]:
+    """Members of the struct Row: the way to the memory of each rank."""
+    for group in plan.program.groups:
+        for rank in range(group.size):
+            yield f"  gf::i64 {_place(plan, group, rank).apart} = 0;  // bytes to the memory of that rank"
+
+
+def located(plan: PhasePlan) -> Iterator[str]:
+    """Statements that find it."""
+    for number, group in enumerate(plan.program.groups if _many(plan) else ()):
+        for rank in range(group.size):
+            yield f"  row.{_place(plan, group, rank).apart} = {_table(plan, number)}.to({rank});"
+
+
+def _place(plan: PhasePlan, group: RankGroup, rank: int) -> OfRank:
+    return OfRank(group, rank, plan.program.groups.index(group))
+
+
+def _many(plan: PhasePlan) -> bool:
+    return any(group.size > 1 for group in plan.program.groups)
+
+
+def _table(plan: PhasePlan, number: int) -> str:
+    return f"gf::Ranks<{plan.program.groups[number].size}>::of(a.peers{number}, a.rank)"

@@ -30,6 +30,11 @@ from graphfuse.functional.norms import (
     sandwich_rmsnorm,
 )
 from graphfuse.functional.rope import qk_norm_rope, qk_norm_rope_cache
+from graphfuse.functional.sequence_parallel import (
+    reduce_scatter_add_rmsnorm,
+    reduce_scatter_add_rmsnorm_all_gather,
+    rmsnorm_all_gather,
+)
 from graphfuse.functional.silu import fused_rmsnorm_silu, rmsnorm_silu_gate
 from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, softmax
 
@@ -57,7 +62,10 @@ __all__ = [
     "qk_norm_rope_cache",
     "qk_rmsnorm",
     "quantize_fp8",
+    "reduce_scatter_add_rmsnorm",
+    "reduce_scatter_add_rmsnorm_all_gather",
     "rmsnorm",
+    "rmsnorm_all_gather",
     "rmsnorm_fp4quant",
     "rmsnorm_quant",
     "rmsnorm_quant_dynamic",

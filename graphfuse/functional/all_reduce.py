@@ -1,88 +1,17 @@
 """RMSNorm of a residual and what is added up over ranks: one kernel where ranks can read each other's memory."""
 
-from collections.abc import Callable, Mapping
-from typing import NoReturn
-
 import torch
 from torch import distributed
+from torch.compiler import is_dynamo_compiling
 
-from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import VariantPackError, VariantPackTypeError
-from graphfuse.functional import symmetric
+from graphfuse.functional import rank_operators, symmetric
 from graphfuse.functional.call import AcceptedCall
-from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.function import entry
-from graphfuse.functional.norms import WEIGHT
-from graphfuse.functional.tensor_parameter import (
-    FLOAT,
-    FLOATS,
-    FORMATS,
-    Shape,
-    TensorParameter,
-    like,
-    one,
-    type_of,
-    types,
-)
-from graphfuse.op_graph.tensor import Tensor
-from graphfuse.ops.collectives import MOST_RANKS, peers_length
+from graphfuse.functional.operator import fake_tensors
+from graphfuse.functional.over_ranks import alone, eager, group_of, one_kernel
 
-
-def _lengths(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    return tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
-
-
-def _variant(reduced: Callable[[DrawnGraph], Tensor], *read: TensorParameter) -> Variant:
-    """reduced: draws the sum over ranks."""
-
-    def draw(d: DrawnGraph) -> None:
-        total = d.store_read("residual", d.graph.add(reduced(d), d["residual"]))
-        y = d.norm(total)
-        d.store("out", d.graph.mul(y, d.graph.reciprocal(d["scale"])) if "scale" in d else y)
-
-    arguments = (
-        TensorParameter("x", FLOATS),
-        TensorParameter("residual", FLOATS, like("x"), written=True),
-        TensorParameter(WEIGHT.name, FLOATS, lambda shapes: (shapes["x"][-1:],)),
-        *read,
-        TensorParameter("scale", FLOAT, one, optional=True),
-        TensorParameter("out", FORMATS, like("x"), written=True, new=type_of("x")),
-    )
-    return Variant(arguments, draw)
-
-
-_REST = ("eps", "out", "scale", "enable_pdl")
-_DEFAULTS = {"eps": 1e-6, "out": None, "scale": None, "enable_pdl": None}
-_ONE_KERNEL = Function(
-    "all_reduce_add_rmsnorm",
-    ("x", "residual", "weight", "peers", "rank", *_REST),
-    _DEFAULTS,
-    ("rank",),
-    _variant(
-        lambda d: d.graph.all_reduce(d["x"], d["peers"], **d.options),
-        TensorParameter("peers", types(data_type.INT64), _lengths),
-    ),
-    ("out",),
-)
-_AFTER = Function(
-    "add_rmsnorm_of_sum",
-    ("x", "residual", "weight", *_REST),
-    _DEFAULTS,
-    (),
-    _variant(lambda d: d["x"]),
-    ("out",),
-)
-
-
-def _refused(*values: object) -> NoReturn:
-    raise VariantPackTypeError(
-        "all_reduce_add_rmsnorm is called under torch.compile or with tensors of a class of their own; accepted: calls "
-        "in eager mode with plain tensors"
-    )
-
-
-_one_kernel, _after = entry(_ONE_KERNEL, _refused), entry(_AFTER, _refused)
+_AFTER = alone("all_reduce_add_rmsnorm", "x", "residual", "weight")
+_one_kernel = eager(one_kernel("all_reduce_add_rmsnorm", "x", "residual", "weight", "peers"))
+_after = eager(_AFTER)
 
 
 def all_reduce_add_rmsnorm(
@@ -114,10 +43,14 @@ def all_reduce_add_rmsnorm(
     Returns out. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument. Shapes that
     differ between ranks are not seen.
     """
-    group = _group(group)
+    if is_dynamo_compiling():
+        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "scale": scale}
+        return rank_operators.traced("all_reduce_add_rmsnorm", given, group, out)
+    group = group_of(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:
-        return _one_kernel(x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl)
+        given = x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
+        return peers.call(_AFTER.name, _one_kernel, *given)
     given = dict(zip(_AFTER.parameters, (x, residual, weight, eps, out, scale, enable_pdl), strict=True))
     AcceptedCall.of(_AFTER, given)  # refuses what is wrong before anything is sent
     total = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -126,10 +59,8 @@ def all_reduce_add_rmsnorm(
     return _after(total, residual, weight, eps, out, scale, enable_pdl)
 
 
-def _group(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup:
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise VariantPackError("group is not initialized; accepted: behind torch.distributed.init_process_group")
-    found = distributed.group.WORLD if group is None else group
-    if not isinstance(found, distributed.ProcessGroup):
-        raise VariantPackTypeError(f"group is {type(found).__name__}; accepted: ProcessGroup, None")
-    return found
+def _made(group: object, **given: object) -> torch.Tensor:
+    return fake_tensors(_AFTER, _AFTER.defaults | given)["out"]
+
+
+rank_operators.define(_AFTER, all_reduce_add_rmsnorm, _made, takes_dim=False, new=True)

@@ -3,14 +3,20 @@
 Torch has the memory and its mapping. Here are the addresses, and the signals by which kernels meet.
 """
 
+import math
 import threading
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import distributed
 
-from graphfuse.base.errors import VariantPackError
-from graphfuse.ops.collectives import MOST_RANKS, peers_length
+from graphfuse.base import settings
+from graphfuse.base.errors import RankTimeoutError, VariantPackError
+from graphfuse.functional import bounded
+from graphfuse.ops.collectives import MOST_RANKS, peers_length, ranks_of
 from graphfuse.runtime import torch_private
 
 
@@ -21,6 +27,31 @@ class Peers:
     numbers: torch.Tensor
     rank: int
 
+    def call(self, name: str, kernel: Callable[..., Any], *values: object) -> Any:
+        """Result of a function of a kernel that meets these peers.
+
+        RankTimeoutError where GRAPHFUSE_RANKS_TIMEOUT bounds the wait and others do not come, or did not before. Nobody
+        waits for what a CUDA graph records.
+        """
+        seconds = settings.ranks_timeout()
+        if self in _left:
+            raise RankTimeoutError(
+                f"{name} on rank {self.rank}: other ranks were not waited for in a call before with this memory, so "
+                "that nobody knows what they have done; accepted: other memory"
+            )
+        made = kernel(*values)
+        waiting = bounded.of_stream(self.numbers) if seconds is not None else None
+        if waiting is not None:
+            try:
+                bounded.wait(name, self.rank, ranks_of(self.numbers.numel()), seconds, waiting)
+            except RankTimeoutError:
+                _left.add(self)
+                raise
+        return made
+
+
+_left: "weakref.WeakSet[Peers]" = weakref.WeakSet()
+"""Those that were not waited for."""
 
 _found: "weakref.WeakKeyDictionary[object, dict[int, tuple[object, Peers]]]" = weakref.WeakKeyDictionary()
 """By group and storage, each with what says whether that is still there."""
@@ -38,6 +69,36 @@ def peers(t: torch.Tensor, group: object) -> Peers | None:
         return known[1]
     with _turn:
         return _made(t, group) if t.is_cuda else None
+
+
+_MOST_BYTES = {2: 64 << 20}
+_MORE_RANKS = 1 << 20
+"""Bytes of a sum beyond which reading the memory of all ranks takes longer than an all-reduce."""
+_LEAST_BYTES = 1 << 20
+_scratch: "weakref.WeakKeyDictionary[object, dict[tuple[str, torch.device], list[torch.Tensor]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def scratch(
+    group: distributed.ProcessGroup, slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """Symmetric memory of this shape for what is read once; None where there is none.
+
+    The next call with this slot returns it again. Calls are collective, and a larger one than before allocates: not
+    while a CUDA graph is recorded, then it is None.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    ranks = group.size()
+    if device.type != "cuda" or not 0 < nbytes <= _MOST_BYTES.get(ranks, _MORE_RANKS) or ranks > MOST_RANKS:
+        return None
+    kept = _scratch.setdefault(group, {}).setdefault((slot, device), [])  # captured graphs have those before the last
+    if not kept or kept[-1].numel() < nbytes:
+        if torch.cuda.is_current_stream_capturing() or not torch_private.has_symmetric():
+            return None
+        length = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        kept.append(torch_private.symmetric_zeros(length, torch.uint8, device))
+    return kept[-1][:nbytes].view(dtype).view(*shape)
 
 
 def _made(t: torch.Tensor, group: object) -> Peers | None:

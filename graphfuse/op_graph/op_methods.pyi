@@ -888,11 +888,24 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """The sum of input over the ranks of one host, added up in the order of ranks. Each rank calls it, with an
-        input in memory that all of them can read, equally far into it. peers, INT64, lies in such memory, too. It
-        has the signals of the caller's rank, 512 bytes that are zero before the first call; then the address at
-        which the memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls
-        with one peers are on one stream. What follows on it may overwrite input."""
+        """The sum over the ranks of one host, added up in the order of ranks, of what lies as far into the memory of
+        each rank as input does into the caller's. Each rank calls it, with the same input of it or one of its own:
+        then it scatters sums. All ranks can read this memory. peers, INT64, lies in such memory, too. It has the
+        signals of the caller's rank, 512 bytes that are zero before the first call; then the address at which the
+        memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one
+        peers are on one stream. What follows on it may overwrite input."""
+
+    def all_gather(
+        self,
+        input: Tensor | float,
+        peers: Tensor | float,
+        rank: int = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input, written to the memory of all ranks of one host, as far into it as output lies into the caller's. Each
+        rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.
+        peers, rank: as of all_reduce, for the memory of output."""
 
     def bias(
         self,

@@ -22,7 +22,7 @@ def ranks_of(length: int) -> int:
     return (length - _SIGNALS) // 2
 
 
-def _all_reduced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+def _of_ranks(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     (*leading, length), rank = (1, *shapes["peers"]), attributes["rank"]
     ranks = ranks_of(length)
     if any(extent != 1 for extent in leading) or not 1 <= ranks <= MOST_RANKS or length != peers_length(ranks):
@@ -38,17 +38,33 @@ def _all_reduced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict
 TABLE = (
     Op(
         "all_reduce",
-        "The sum of input over the ranks of one host, added up in the order of ranks. Each rank calls it, with an\n"
-        "input in memory that all of them can read, equally far into it. peers, INT64, lies in such memory, too. It\n"
-        "has the signals of the caller's rank, 512 bytes that are zero before the first call; then the address at\n"
-        "which the memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls\n"
-        "with one peers are on one stream. What follows on it may overwrite input.",
+        "The sum over the ranks of one host, added up in the order of ranks, of what lies as far into the memory of\n"
+        "each rank as input does into the caller's. Each rank calls it, with the same input of it or one of its own:\n"
+        "then it scatters sums. All ranks can read this memory. peers, INT64, lies in such memory, too. It has the\n"
+        "signals of the caller's rank, 512 bytes that are zero before the first call; then the address at which the\n"
+        "memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one\n"
+        "peers are on one stream. What follows on it may overwrite input.",
         inputs=(Port("input"), Port("peers", numbers=True)),
         outputs=(Port("output", label="OUT_0"),),
-        infer=_all_reduced,
+        infer=_of_ranks,
         attributes=(Attribute("rank", (int,), required=True),),
         elsewhere="reads the memory of other ranks, which kernels of rows do",
         vjp=NoRule("the gradient of a sum over ranks is one, too, of memory that the backward graph does not have"),
+        recomputed=False,
+    ),
+    Op(
+        "all_gather",
+        "input, written to the memory of all ranks of one host, as far into it as output lies into the caller's. Each\n"
+        "rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.\n"
+        "peers, rank: as of all_reduce, for the memory of output.",
+        inputs=(Port("input"), Port("peers", numbers=True)),
+        outputs=(Port("output", label="OUT_0"),),
+        infer=_of_ranks,
+        attributes=(Attribute("rank", (int,), required=True),),
+        elsewhere="writes the memory of other ranks, which kernels of rows do",
+        vjp=NoRule(
+            "the gradient of what all ranks get is a sum over them, of memory that the backward graph does not have"
+        ),
         recomputed=False,
     ),
 )

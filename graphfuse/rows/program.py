@@ -164,9 +164,10 @@ class RowProgram:
         return tuple(dict.fromkeys((*self.swapped, *of_inputs)))
 
     @cached_property
-    def group(self) -> RankGroup | None:
-        """The ranks whose memory is read."""
-        return next((view.place.group for view in self.inputs if isinstance(view.place, OfRank)), None)
+    def groups(self) -> tuple[RankGroup, ...]:
+        """The ranks whose memory is read or written, by each table. Kernels meet by the first."""
+        places = (view.place for view in self.all_views)
+        return tuple(dict.fromkeys(place.group for place in places if isinstance(place, OfRank)))
 
     @property
     def all_views(self) -> tuple[View, ...]:

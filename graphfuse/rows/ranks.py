@@ -1,34 +1,51 @@
-"""Sums over ranks: an input that each rank has is read from all of them, and added up in the order of ranks."""
+"""Several ranks: an input that each has is read from all of them and added up, in the order of ranks; an output that
+each gets is written to all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Chain, Load, Operand, Step, renamed
+from graphfuse.rows.views import OfRank, View
+
+MOST_TABLES = 2
+"""Of ranks, in one program: a kernel reads one memory and writes another."""
 
 
-def added_up(program: RowProgram, rounded: Mapping[int, data_type | None]) -> RowProgram:
-    """The program with the sum over ranks in the place of each input that is of rank 0's memory.
+def over_ranks(program: RowProgram, rounded: Mapping[int, data_type | None]) -> RowProgram:
+    """The program with the sum over ranks in the place of each input that is of rank 0's memory, and with a store for
+    each rank in the place of one to rank 0's.
 
     rounded: numbers of these inputs, each with the type that its sum is rounded to, None for float32.
     """
+    groups = program.groups
+
+    def views(view: View) -> Iterator[View]:
+        group = view.place.group
+        for rank in range(group.size):
+            yield replace(view, place=OfRank(group, rank, groups.index(group)))
+
     inputs, steps, sums = list(program.inputs), list[Step](), dict[Operand, Operand]()
     for number, dtype in rounded.items():
-        view, total = program.inputs[number], Load(number)
-        group = view.place.group
-        for rank in range(1, group.size):
-            inputs.append(replace(view, place=replace(view.place, rank=rank)))
+        total: Operand = Load(number)
+        inputs[number], *others = views(program.inputs[number])
+        for view in others:
+            inputs.append(view)
             operands = (("a", total), ("b", Load(len(inputs) - 1)))
-            steps.append(Step("add", operands, (), dtype if rank == group.size - 1 else None))
+            steps.append(Step("add", operands, (), dtype if view is others[-1] else None))
             total = Chain(len(steps) - 1)
         sums[Load(number)] = total
     before = len(steps)
     moved = sums | {Chain(k): Chain(k + before) for k in range(len(program.steps))}
+    stores = []
+    for store in program.stores:
+        written = views(store.view) if isinstance(store.view.place, OfRank) else [store.view]
+        stores += [replace(store, view=view, value=moved[store.value]) for view in written]
     return replace(
         program,
         inputs=tuple(inputs),
         steps=(*steps, *(renamed(step, moved) for step in program.steps)),
-        stores=tuple(replace(store, value=moved[store.value]) for store in program.stores),
+        stores=tuple(stores),
         sums=tuple(replace(s, factors=tuple(moved.get(o, o) for o in s.factors)) for s in program.sums),
     )

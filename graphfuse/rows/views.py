@@ -222,17 +222,27 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class OfRank(Place):
-    """All rows, in the memory of a rank. The tensor is that of this process, and lies equally far into its memory."""
+    """All rows, in the memory of a rank, as far into it as the tensor, which is that of this process, into its own."""
 
     group: RankGroup
     rank: int
-    kind: ClassVar[str] = "are added up over ranks"
+    number: int = 0  # which of the program's groups
+    kind: ClassVar[str] = "are those of several ranks"
+    late: ClassVar[bool] = True
 
     def like(self, other: Place) -> bool:
         return False  # while one thread has read an element, those of other ranks may still read it
 
     def address(self, name: str) -> str:
-        return f"gf::offset(row.{name}, row.rank{self.rank})"
+        return f"gf::offset(row.{name}, row.{self.apart})"
+
+    def settled(self, name: str) -> str:
+        return f"row.{name} = {self.address(name)};"
+
+    @property
+    def apart(self) -> str:
+        """Member of `row` that has the bytes from memory of this process to the same of the rank."""
+        return f"rank{self.rank}" + f"_{self.number}" * bool(self.number)
 
 
 ROWS = Place()

@@ -9,6 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 
 Check = Callable[..., bool]
 Extents = Sequence[int | None]
@@ -142,12 +143,49 @@ def symmetric_zeros(count: int, dtype: object, device: object) -> object:
     return _symmetric_memory().empty(count, dtype=dtype, device=device).zero_()
 
 
+def has_symmetric() -> bool:
+    """True if torch has symmetric memory."""
+    return _symmetric_memory() is not None
+
+
 @functools.cache
 def _symmetric_memory() -> object | None:
     with suppress(ImportError):
         found = importlib.import_module("torch.distributed._symmetric_memory")
         if hasattr(found, "rendezvous") and hasattr(found, "empty"):
             return found
+    return None
+
+
+def process_group(name: str) -> object:
+    """The group of ranks that graphs have this name of."""
+    return importlib.import_module("torch.distributed.distributed_c10d")._resolve_process_group(name)
+
+
+@dataclass(frozen=True)
+class RowwiseStyle:
+    """Layouts of what a module returns that `RowwiseParallel` of torch was applied to. local: as a plain tensor."""
+
+    output_layouts: tuple[object, ...]
+    local: bool
+
+    @property
+    def is_whole_and_local(self) -> bool:
+        return self.local and all(layout.is_replicate() for layout in self.output_layouts)
+
+
+def rowwise_style(module: object) -> RowwiseStyle | None:
+    """Style in which `RowwiseParallel` of torch splits a linear layer; None for other modules, and for those with more
+    hooks behind them. The hook that it sets is told by the function in its closure."""
+    style = getattr(sys.modules.get("torch.distributed.tensor.parallel"), "RowwiseParallel", None)
+    hooks = list(module._forward_hooks.values())
+    if style is None or len(hooks) != 1 or type(module) is not sys.modules["torch"].nn.Linear:
+        return None
+    for cell in getattr(hooks[0], "__closure__", None) or ():
+        found = cell.cell_contents
+        if isinstance(found, functools.partial) and found.func is getattr(style, "_prepare_output_fn", None):
+            layouts, local = found.args
+            return RowwiseStyle(tuple(layouts), local)
     return None
 
 

@@ -10,7 +10,7 @@ from graphfuse import cli
 
 @pytest.fixture(autouse=True)
 def folders(monkeypatch, tmp_path):
-    for name in ("GRAPHFUSE_DEVICE", "GRAPHFUSE_CACHE_LIMIT", "GRAPHFUSE_VERIFY"):
+    for name in ("GRAPHFUSE_DEVICE", "GRAPHFUSE_CACHE_LIMIT", "GRAPHFUSE_VERIFY", "GRAPHFUSE_RANKS_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRAPHFUSE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("GRAPHFUSE_TUNING_DIR", str(tmp_path / "tuning"))

@@ -78,6 +78,7 @@ def test_a_check_that_fails_itself_is_a_finding(monkeypatch):
         ("GRAPHFUSE_CACHE_DIR", "here"),
         ("GRAPHFUSE_CACHE_LIMIT", "much"),
         ("GRAPHFUSE_VERIFY", "maybe"),
+        ("GRAPHFUSE_RANKS_TIMEOUT", "-1"),
     ],
 )
 def test_a_wrong_setting(found, monkeypatch, name, value):

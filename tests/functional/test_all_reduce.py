@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse import VariantPackError, VariantPackTypeError
-from graphfuse.functional import all_reduce, all_reduce_add_rmsnorm
+from graphfuse.functional import all_reduce, all_reduce_add_rmsnorm, sequence_parallel
 from support import oracle, ranks, reduced
 
 pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
@@ -48,6 +48,22 @@ def test_the_kernel_of_one_rank(monkeypatch):
     out = all_reduce._one_kernel(x, residual, weight, peers, 0, 1e-6, None, None, None)
     torch.testing.assert_close(residual.double(), total, rtol=2.0**-8, atol=2.0**-8)
     torch.testing.assert_close(out.double(), oracle.rmsnorm(total, weight, 1e-6)[0], rtol=2.0**-7, atol=2.0**-7)
+
+
+def test_kernels_of_parts_of_one_rank(monkeypatch):
+    """What several ranks run is held by tests/emulator/test_gathered_rows.py."""
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+    x, residual, weight = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
+    total, peers, scale = x.double() + residual.double(), torch.zeros(66, dtype=torch.int64), torch.full((1,), 0.5)
+    summed, out, quantized = residual.clone(), torch.empty_like(x), torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    sequence_parallel._scatters(x, residual, weight, peers, 0, 1e-6, out, None, None)
+    sequence_parallel._does_both(x, summed, weight, peers, peers.clone(), 0, 1e-6, quantized, scale, None)
+    exact = oracle.rmsnorm(total, weight, 1e-6)[0]
+    for made, wanted, least in ((residual, total, 2.0**-8), (out, exact, 2.0**-7), (quantized, 2 * exact, 1 / 15)):
+        torch.testing.assert_close(made.double(), wanted, rtol=least, atol=0.02)
+    assert torch.equal(summed, residual)
+    sequence_parallel._gathers(x, weight, peers, 0, 1e-6, out, None, None)
+    torch.testing.assert_close(out.double(), oracle.rmsnorm(x.double(), weight, 1e-6)[0], rtol=2.0**-7, atol=2.0**-7)
 
 
 @pytest.mark.parametrize(

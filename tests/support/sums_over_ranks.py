@@ -17,8 +17,8 @@ SCALE = 0.5
 SIGNALS = 512  # bytes of a rank's
 
 
-_MEETS = "  auto ranks = ranks_of(a);\n"
-_REWRITES = """  if (gf::integer(static_cast<const i64*>(a.peers) + 64) == 0) {
+MEETS = "  auto ranks = ranks_of(a);\n"
+REWRITES = """  if (gf::integer(static_cast<const i64*>(a.peers0) + 64) == 0) {
     if (row.exists) gf::store<16, 16>(const_cast<void*>(row.i0), gf::load<16, 16>(row.i0));
     return;
   }
@@ -109,15 +109,15 @@ class SumOverRanks:
         numbers = bytes(SIGNALS + 16 * self.ranks)
         place("nobody", numbers)
         for rank in range(self.ranks):
-            first = _bytes(given[f"x{rank}"])
+            first = bytes_of(given[f"x{rank}"])
             # Before x lies something else: addresses in the table are those where memory begins.
             place(f"memory{rank}", bytes(256) + first + b"\x5a" * (2 * slot - nbytes))
             view(f"{rank}.0", f"memory{rank}", 256)
             view(f"{rank}.1", f"memory{rank}", 256 + slot)
             place(f"peers{rank}", numbers)
             memory[f"table{rank}"] = Memory(memory[f"peers{rank}"].address + SIGNALS, numbers[SIGNALS:])
-            place(f"residual{rank}", _bytes(given["residual"]))
-            place(f"weight{rank}", _bytes(given[f"weight{rank}"]))
+            place(f"residual{rank}", bytes_of(given["residual"]))
+            place(f"weight{rank}", bytes_of(given[f"weight{rank}"]))
             place(f"out{rank}", bytes(out_bytes))
         calls = []
         for rank, (_, ids, _) in enumerate(parts):
@@ -141,7 +141,7 @@ class SumOverRanks:
         """Wrong if a run, in any schedule, makes anything but what is expected, or ranks have different bits."""
         residual, made = self.expected()
         for found in self.run(build, source):
-            sums = [_read(found[f"residual{rank}"], torch.bfloat16, residual) for rank in range(self.ranks)]
+            sums = [read(found[f"residual{rank}"], torch.bfloat16, residual) for rank in range(self.ranks)]
             if any(not torch.equal(one, sums[0]) for one in sums):
                 raise Wrong("ranks have different bits")
             if self.out is BF16:
@@ -150,7 +150,7 @@ class SumOverRanks:
                 names = [f"out{rank}" for rank in range(self.ranks)]
                 if not torch.equal(sums[0], residual):
                     raise Wrong("the sum has other bits than that of float32 in the order of ranks")
-            outs = [_read(found[name], TORCH[self.out], residual) for name in names]
+            outs = [read(found[name], TORCH[self.out], residual) for name in names]
             tolerance = 0.02 if self.out is BF16 else 1 / 16
             for y, exact in zip((sums[0], *outs), (residual, *made), strict=True):
                 if not torch.allclose(y.double(), exact.double(), rtol=tolerance, atol=0.02):
@@ -159,7 +159,7 @@ class SumOverRanks:
     @property
     def source(self) -> str:
         (found,) = {part.engine.source(part.facts, part.knobs) for part, *_ in self.parts()}  # which knows no rank
-        return found.replace(_MEETS, _REWRITES + _MEETS) if self.rewritten else found
+        return found.replace(MEETS, REWRITES + MEETS) if self.rewritten else found
 
     def expected(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The residual, of one call or of inputs that stay bit by bit, and what each rank's last call makes,
@@ -181,9 +181,9 @@ class SumOverRanks:
         return residual, made
 
 
-def _bytes(t: torch.Tensor) -> bytes:
+def bytes_of(t: torch.Tensor) -> bytes:
     return t.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _read(content: bytes, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+def read(content: bytes, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=dtype).view(like.shape)

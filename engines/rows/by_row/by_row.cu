@@ -254,9 +254,9 @@ GF_DEVICE void problem::start(const Arguments& a) {
   if constexpr (COLUMNS_FIRST) {
     later.read_all_columns(row);
   }
-  // Before anything is written, for which telling the peers would wait.
-  constexpr bool READ_NOW = PASSES == 1 && RANKS_READ == 0;
-  bool ends = READ_NOW && ranks.read();
+  // Before anything is written here, for which telling the peers would wait.
+  constexpr bool DONE_READING = PASSES == 1 && RANKS_LAST == 0;
+  bool ends = DONE_READING && ranks.done();
   // CTAs that trigger a dependent launch start at half the rate. It is enough that the last ones do: the next kernel
   // may begin once every CTA has triggered or ended.
   if (gf::u32(cta) + LAST_CTAS >= gf::grid_size()) {
@@ -281,8 +281,8 @@ GF_DEVICE void problem::start(const Arguments& a) {
   run<0, PASSES == 1, false>(row, rows0, columns0, held, operands, per_row, largest, parts);
   run_later<1>(row, later, held, operands, per_row, largest, parts, shared, writes_rows);
   raise_amaxes(row, largest);
-  if constexpr (!READ_NOW) {
-    ends = ranks.read();
+  if constexpr (!DONE_READING) {
+    ends = ranks.done();
   }
   if (ends) {
     ranks.end();

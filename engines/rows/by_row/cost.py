@@ -97,7 +97,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
         ctas = threads / knobs.threads
         busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
         idle = _LAUNCH + elements * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
-        idle += (_ROUND + (_MEETING if program.group else 0)) * math.log2(threads)
+        idle += (_ROUND + (_MEETING if program.groups else 0)) * math.log2(threads)
         idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)
         idle += _CTA_WARP * knobs.threads / WARP
         if knobs.cluster > 1:

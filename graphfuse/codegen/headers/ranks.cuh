@@ -1,7 +1,8 @@
-// How kernels on the ranks of one host meet, that read each other's memory.
+// How kernels on the ranks of one host meet, that read or write each other's memory.
 //
 // Each rank has signals: words that its peers write, and words of its own. A call has a number for each peer, which the
-// kernels count themselves. What a kernel reads was complete when it began, so any CTA of a rank may tell its peers so.
+// kernels count themselves. What a kernel reads was complete when it began, and what it writes was free, so any CTA of a
+// rank may tell its peers so.
 #pragma once
 #include "graphfuse/atomics.cuh"
 #include "graphfuse/indices.cuh"
@@ -10,9 +11,10 @@
 
 namespace gf {
 
-/// Lines of a rank's signals, each with a word for every peer. CALLS: calls that have ended. READERS: CTAs of this call
-/// that have read. BEGUN, READ: the call that the peer has begun, or has read everything for; it writes these.
-enum class Signal { CALLS, READERS, BEGUN, READ };
+/// Lines of a rank's signals, each with a word for every peer. CALLS: calls that have ended. CTAS: those of this call
+/// that have read and written what others have. BEGUN, DONE: the call that the peer has begun, or has read and written
+/// everything for; it writes these.
+enum class Signal { CALLS, CTAS, BEGUN, DONE };
 
 constexpr int SIGNAL_LINE = 32;  // words
 
@@ -45,21 +47,23 @@ struct Ranks {
     barrier();
   }
 
-  /// Tells the peers, if all other CTAs have read, too, that all has been read. Whether this thread is to call `end`.
+  /// Tells the peers, if all other CTAs are done, too, that theirs has been read and written. Whether this thread is to
+  /// call `end`.
   /// All threads of the CTA call it.
-  GF_DEVICE bool read() const {
+  GF_DEVICE bool done() const {
     barrier();
-    if (!meets || atomic_add_acq_rel(mine(Signal::READERS), 1u) + 1 < grid_size()) {
+    if (!meets || atomic_add_acq_rel(mine(Signal::CTAS), 1u) + 1 < grid_size()) {
       return false;
     }
-    store_release_system(their(Signal::READ), call);
+    store_release_system(their(Signal::DONE), call);
     return true;
   }
 
-  /// Waits until a peer has read what this rank has: behind the kernel it may be overwritten.
+  /// Waits until a peer has read what this rank has: behind the kernel it may be overwritten. What the peer wrote here
+  /// may be read.
   GF_DEVICE void end() const {
-    await(Signal::READ);
-    store_pack<4>(mine(Signal::READERS), {{0}});
+    await(Signal::DONE);
+    store_pack<4>(mine(Signal::CTAS), {{0}});
     store_pack<4>(mine(Signal::CALLS), {{call}});
   }
 
@@ -82,7 +86,7 @@ struct Ranks {
 template <>
 struct Ranks<1> {
   GF_DEVICE void begin() const {}
-  GF_DEVICE bool read() const { return false; }
+  GF_DEVICE bool done() const { return false; }
   GF_DEVICE void end() const {}
 };
 

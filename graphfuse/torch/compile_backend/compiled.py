@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.compile_backend import losses
+from graphfuse.torch.compile_backend import losses, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
@@ -104,11 +104,13 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
     dropouts = KeyedDropouts(module) if own_random else None
     verdicts, unusable = regions_of.replace_in(module, declines)
+    behind = [*over_ranks.replace(module)]
+    summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
     if dropouts is not None:
         dropouts.restore()
         module.recompile()
     others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())
-    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended]
+    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed]
 
 
 def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:

@@ -15,6 +15,7 @@ from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
 from graphfuse.torch.fusion.meaning import hint, same, told, value, with_extents_of_inputs, without_writes
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
+from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
@@ -102,6 +103,8 @@ def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, s
         if region.program.follows and is_training:
             others[key] = _UNMEASURED
             continue
+        if any(map(over_ranks.summed, region.inputs)):
+            continue  # inductor's kernels read no memory of other ranks
         if any(step.op == "turn_pairs" for step in region.program.steps):
             continue  # of rotations one kernel moves least
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)

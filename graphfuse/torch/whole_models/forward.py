@@ -15,6 +15,7 @@ from graphfuse.torch.fusion.set_forward import runs_its_class
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
+from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed
 
 _called_plainly = torch_private.called_plainly()
 
@@ -56,6 +57,8 @@ def forward_of(of: FusedCalls, cls: type) -> FunctionType:
     in_order = next((n for n, name in enumerate(names) if signature[n] != name), count)
 
     def forward(self, *given, **named):
+        if given and type(given[0]) is DeferredSum and count == 1 and (y := normed(of, self, given[0])) is not None:
+            return y
         if len(given) + len(named) == count and len(given) <= in_order:
             full = (*given, *[named.get(name) for name in names[len(given) :]]) if named else given
             y = result(self, *full)
@@ -74,6 +77,8 @@ def together(of: FusedCalls) -> Callable[..., object]:
 
     def call_together(*given):
         modules, full = given[:count], given[count:]
+        if any(type(t) is DeferredSum for t in full):  # which its norm adds up
+            return calls.run(full, lambda number, args, named: modules[number](*args, **named))
         for module in modules:
             if not (_called_plainly(module) and runs_its_class(module)):
                 break

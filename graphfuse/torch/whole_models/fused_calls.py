@@ -23,7 +23,7 @@ from graphfuse.torch.fusion.reads import watched
 from graphfuse.torch.fusion.report import Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
-from graphfuse.torch.regions import choose
+from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.operator import RegionOperator
@@ -51,6 +51,7 @@ class Way:
     columns: the extent that it is for, None for any.
     is_contiguous: whether what it is given must be.
     is_permuted: whether views of that are given to the kernel.
+    places: of what the program is given, among full tensors and then parameters.
     """
 
     why: str
@@ -62,6 +63,15 @@ class Way:
     columns: int | None = None
     is_contiguous: bool = False
     is_permuted: bool = False
+    places: tuple[int, ...] = ()
+
+    @cached_property
+    def sum_before(self) -> str:
+        """Text of the program of a sum of two in the place of its first full tensor; "" where there is none such."""
+        if self.program is None or self.is_permuted or self.is_contiguous or self.places.count(0) != 1:
+            return ""
+        first = self.places[0] == 0 and over_ranks.can_be_summed(self.program, 0)
+        return over_ranks.behind_sum(self.program).text if first else ""
 
     def holds_for(self, modules: Sequence[torch.nn.Module]) -> bool:
         """True if a trace of these modules would be the same."""
@@ -230,6 +240,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         columns,
         any(is_op(node, "view") for node in found.graph.nodes),
         any(arrangements),
+        tuple(places),
     )
 
 

@@ -14,7 +14,7 @@ from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.whole_models import forward, layer
+from graphfuse.torch.whole_models import forward, layer, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
@@ -31,7 +31,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
     eager attention, is replaced in the same way. Modules of WAN's VAE are told by their source, and compute in
-    channels-last, which the strides of their weights are changed for.
+    channels-last, which the strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off
+    their sum over ranks, without gradients, until the norm that reads it.
 
     Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
     computed in float32 and rounded once.
@@ -53,6 +54,9 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     for name, module in model.named_modules():
         if module in made:
             entries.append(made[module])
+            continue
+        if (entry := tensor_parallel.replaced(name, module)) is not None:
+            entries.append(entry)
             continue
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:

@@ -1,0 +1,95 @@
+"""A bounded wait for kernels that wait for other ranks: which rank is late, and how the kernel goes on without it.
+
+A kernel waits until words of its rank's signals have the number of the call. Peers write them (``ranks.cuh``). Where
+one does not, the host writes in its place.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.base.errors import RankTimeoutError
+from graphfuse.ops.collectives import MOST_RANKS
+
+_LINE = 32
+_CALLS, _BEGUN, _DONE = 0, 2, 3
+"""Lines of signals, as ``gf::Signal`` has them."""
+WORDS = 4 * _LINE
+_PAUSE = 1e-3  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A kernel that may wait. ended: whether it has. read: the words of its rank's signals. write: sets some of them,
+    by their places, while it runs."""
+
+    ended: Callable[[], bool]
+    read: Callable[[], list[int]]
+    write: Callable[[Mapping[int, int]], None]
+
+
+def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> None:
+    """Waits until a kernel has ended. RankTimeoutError, behind its end, where other ranks keep it longer than that.
+
+    name: of the function that started it.
+    """
+    if _ended(kernel, seconds):
+        return
+    words = kernel.read()
+    peers = [peer for peer in range(ranks) if peer != rank]
+    late = {line: [p for p in peers if words[line * _LINE + p] != _call(words, p)] for line in (_BEGUN, _DONE)}
+    kernel.write(dict(_missing(words, late)))
+    over = _ended(kernel, seconds)
+    said = "have not begun it" if late[_BEGUN] else "have not ended it"
+    who = ", ".join(map(str, late[_BEGUN] or late[_DONE])) or "none"
+    raise RankTimeoutError(
+        f"{name} on rank {rank} of {ranks} did not end within {seconds:g} s: ranks that {said}: {who}; "
+        f"{'its kernel was ended without them, and its results are wrong' if over else 'its kernel still runs'}; "
+        "accepted: all ranks call it, in one order"
+    )
+
+
+def _call(words: list[int], peer: int) -> int:
+    """The number of the call for a rank and one of its peers."""
+    return words[_CALLS * _LINE + peer] + 1
+
+
+def _missing(words: list[int], late: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
+    for line, peers in late.items():
+        yield from ((line * _LINE + peer, _call(words, peer)) for peer in peers)
+
+
+def _ended(kernel: Waiting, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not kernel.ended():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def of_stream(numbers: torch.Tensor) -> Waiting | None:
+    """The kernel that the current stream of CUDA was given last; None where a CUDA graph records it. numbers: signals,
+    as ``all_reduce`` has them."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event, beside = torch.cuda.Event(), torch.cuda.Stream(numbers.device)
+    event.record()
+    words = numbers[: WORDS // 2].view(torch.int32)
+
+    def read() -> list[int]:
+        with torch.cuda.stream(beside):
+            return words.cpu().tolist()
+
+    def write(found: Mapping[int, int]) -> None:
+        with torch.cuda.stream(beside):  # word by word: peers may write the others
+            for place, value in found.items():
+                words[place : place + 1].copy_(torch.tensor([value], dtype=torch.int32))
+            beside.synchronize()
+
+    return Waiting(event.query, read, write)
+
+
+assert MOST_RANKS <= _LINE

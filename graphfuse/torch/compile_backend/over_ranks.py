@@ -1,0 +1,35 @@
+"""Regions that read a sum over ranks, in graphs of tensor-parallel layers: the sum becomes a part of the region."""
+
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+
+from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.regions.operator import RegionOperator, region
+from graphfuse.torch.regions.over_ranks import can_be_summed, region_over_ranks, summed
+
+
+def replace(module: GraphModule) -> Iterator[Node]:
+    """Puts the operator with a sum in the place of regions that alone read one. Yields the new nodes."""
+    changed = False
+    for node in list(module.graph.find_nodes(op="call_function", target=region)):
+        inputs, text = node.args
+        program = RegionOperator.of(text).graphs.program
+        for number, t in enumerate(inputs):
+            partial = summed(t)
+            if partial is None or [*t.users] != [node] or inputs.count(t) > 1 or not can_be_summed(program, number):
+                continue
+            group = value(partial).device_mesh.get_group().group_name
+            whole, t.args = t.args[0], (partial, *t.args[1:])  # what this rank has of it
+            module.graph.erase_node(whole)
+            with module.graph.inserting_before(node):
+                made = module.graph.call_function(region_over_ranks, (inputs, text, number, group))
+            made.meta.update(node.meta)
+            node.replace_all_uses_with(made)
+            module.graph.erase_node(node)
+            changed = True
+            yield made
+            break
+    if changed:
+        module.graph.lint()
+        module.recompile()
