@@ -57,6 +57,8 @@ def _method(op: Op) -> str:
     places = TRAILING.get(op.name, tuple(_TRAILING))
     parameters += [_TRAILING.get(n) or "{} = {!r}".format(*refused[n]) for n in places]
     keywords = [f"{text} = ..." for name, (text, _) in refused.items() if name not in places]
+    keywords += [f"{name}: Sequence[Any] | None = None" for name in op.tuples]
+    keywords += [f"{name}: Tensor | None = None" for name in op.given]
     parameters += ["*", *keywords] if keywords else []
     return _written(op.name, op.doc, parameters, _returned(op))
 
@@ -110,7 +112,7 @@ def _kinds(a: Attribute) -> str:
 
 
 def _returned(op: Op) -> str:
-    types = [f"Tensor{' | Any' if port.optional else ''}" for port in op.outputs]
+    types = [f"Tensor{' | Any' if port.optional else ''}" for port in op.returned]
     return types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
 
 

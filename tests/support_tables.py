@@ -126,6 +126,9 @@ SAMPLES: dict[str, Draw] = {
     "conv_wgrad": lambda g: g.conv_wgrad(tensor(g, IMAGE), tensor(g, IMAGE), padding=[1, 1]).set_dim([8, 8, 3, 3]),
     "genstats": lambda g: g.genstats(tensor(g, IMAGE)),
     "sdpa": lambda g: g.sdpa(*(tensor(g, IMAGE) for _ in range(3)), is_inference=True)[0],
+    "sdpa_backward": lambda g: g.sdpa_backward(
+        *(tensor(g, IMAGE) for _ in range(5)), tensor(g, (*IMAGE[:3], 1), FLOAT)
+    ),
     "instancenorm": lambda g: g.instancenorm(
         tensor(g, IMAGE), channel(g), channel(g), 1e-6, norm_forward_phase=INFERENCE
     )[0],

@@ -57,6 +57,19 @@ def _mode(cudnn, node: Node) -> Arguments:
     return {"mode": _theirs(cudnn, node.attribute("mode"))}  # the axes are in the output's extents
 
 
+def _attended(graph: FrozenGraph, node: Node) -> str | None:
+    drawn = node.input("dropout_seed") is not None
+    if drawn:
+        return "drops at random, of which cuDNN draws other numbers"
+    if node.input("dropout_mask") is not None:
+        return "has a mask of dropout, which has no translation"
+    given = next((port for port in node.op.given if node.output(port) is not None), None)
+    if given is not None:
+        return f"makes {given}, which has no translation"
+    log2 = dict(node.attributes).get("stats_use_log2")
+    return "has stats of base 2, which not all packages make" if log2 else None
+
+
 def _band(cudnn, node: Node) -> Arguments:
     return {name: value for name, value in _enums(cudnn, node).items() if value is not None}
 
@@ -132,7 +145,7 @@ SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
     "matmul": Saying(why_not=_wide),
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), Saying(_window, _turned, axes=True)),
-    "sdpa": Saying(_band, numbers=frozenset({"attn_scale"}), axes=True),
+    **dict.fromkeys(("sdpa", "sdpa_backward"), Saying(_band, _attended, numbers=frozenset({"attn_scale"}), axes=True)),
     "reduction": Saying(_mode),
     "rmsnorm": Saying(_enums, _norm("scale")),
     "rmsnorm_backward": Saying(_enums, _norm("scale")),

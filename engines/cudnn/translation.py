@@ -88,7 +88,7 @@ def _made(cudnn: ModuleType, graph, facts: Subgraph, node: Node, said: Mapping[T
         **inputs, **arguments, compute_data_type=_type(cudnn, node.compute), name=node.name
     )
     made = made if isinstance(made, list | tuple) else [made]
-    ports = zip(node.op.outputs, made, strict=True)
+    ports = zip(node.op.returned, made, strict=True)
     return [t for port, t in ports if node.output(port.name) is not None]
 
 

@@ -97,8 +97,11 @@ def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Band | No:
 
 def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTensor]) -> str | None:
     o, *stats = outputs
-    if node.input("bias") is not None:
-        return f"{node} has a bias; accepted: none"
+    unknown = [port for port, _ in node.inputs if port not in ("q", "k", "v", "attn_scale")]
+    unknown += [name for name in ("use_alibi_mask", "stats_use_log2") if dict(node.attributes).get(name)]
+    unknown += [port for port in node.op.given if node.output(port) is not None]
+    if unknown:
+        return f"{node} has a {unknown[0]}; accepted: none"
     if q.dtype not in _NARROW:
         return f"{q} is wide; accepted: {', '.join(t.name for t in _NARROW)}"
     if q.dim[3] != v.dim[3]:

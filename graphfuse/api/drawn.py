@@ -173,13 +173,20 @@ class Drawn(Recorded, OpMethods):
         inputs = self._inputs(where, op, given, name)
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
-        outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.outputs}
+        named = {port: given[port] for port in op.given if given.get(port) is not None}
+        for port, t in named.items():
+            self._check_operand(where, port, t)
+        outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.returned}
+        for port, t in named.items():  # behind what the node reads, as outputs are
+            self.tensors.remove(t)
+            self.tensors.append(t)
+            outputs[port] = t
         node = NodeRecord(name, op, inputs, outputs, attributes, compute)
         self.nodes.append(node)
         self._node_names.add(name)
         self._nodes_of[op.name] += 1
         self._forget()
-        made = [None if port in node.absent else t for port, t in outputs.items()]
+        made = [None if port in node.absent else t for port, t in outputs.items() if port not in named]
         return made[0] if len(made) == 1 else made
 
     def _inputs(self, where: str, op: Op, given: Mapping[str, object], name: str) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
-    **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
+    **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
     "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),

@@ -61,8 +61,8 @@ def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
             raise TypeError(
                 f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}"
             )
-    node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in ports})
-    made = [Made(node, p.name) for p in op.outputs]
+    node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in {*ports, *op.given}})
+    made = [Made(node, p.name) for p in op.returned]
     return made[0] if len(made) == 1 else made
 
 
@@ -108,8 +108,8 @@ def single(op_name: str) -> Template:
     def drawn() -> Mapping[str, Made]:
         op = OPS[op_name]
         made = getattr(PatternGraph(), op_name)(**{p.name: Capture(p.name, p.optional) for p in op.inputs})
-        made = made if len(op.outputs) > 1 else [made]
-        return {port.name: symbol for port, symbol in zip(op.outputs, made, strict=True)}
+        made = made if len(op.returned) > 1 else [made]
+        return {port.name: symbol for port, symbol in zip(op.returned, made, strict=True)}
 
     return lambda g: drawn()
 

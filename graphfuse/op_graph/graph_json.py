@@ -147,6 +147,9 @@ def _add_node(graph: Recorded, where: str, data: object, tensors: list, made: li
         if made[place] is None:
             raise SerializedError(f"{where}: {port} is tensor {place}, which is made after it")
     given = {port: made[place] for port, place in inputs.items()}
+    given |= {
+        port: _add_tensor(graph, f"{where}: {port}", tensors[outputs[port]]) for port in op.given if port in outputs
+    }
     given |= {name: json_values.decode(f"{where}: {name}", value) for name, value in attributes.items()}
     compute, name = member(where, data, "compute", data_type), field(where, data, "name", str)
     getattr(graph, op.name)(**given, compute_data_type=compute, name=name)

@@ -629,6 +629,18 @@ class OpMethods:
         v: Tensor | float,
         attn_scale: Tensor | float | None = None,
         bias: Tensor | float | None = None,
+        block_mask: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        paged_attention_k_table: Tensor | float | None = None,
+        paged_attention_v_table: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
         is_inference: bool | None = None,
         generate_stats: bool | None = None,
         use_causal_mask: bool | None = False,
@@ -637,33 +649,26 @@ class OpMethods:
         diagonal_alignment: diagonal_alignment | None = ...,
         diagonal_band_left_bound: int | None = None,
         diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        stats_use_log2: bool | None = False,
         implementation: attention_implementation | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
-        block_mask: None = ...,
-        use_alibi_mask: bool = ...,
-        use_padding_mask: bool = ...,
-        seq_len_q: None = ...,
-        seq_len_kv: None = ...,
-        cu_seq_len_q: None = ...,
-        cu_seq_len_kv: None = ...,
         max_total_seq_len_q: None = ...,
         max_total_seq_len_kv: None = ...,
-        dropout: None = ...,
         rng_dump: None = ...,
-        paged_attention_k_table: None = ...,
-        paged_attention_v_table: None = ...,
-        paged_attention_max_seq_len_kv: None = ...,
         score_mod: None = ...,
-        score_max: None = ...,
-        score_sum_exp: None = ...,
-        sink_token: None = ...,
         kv_mask: None = ...,
         unfuse_fma: bool = ...,
-        stats_use_log2: bool = ...,
         softmax_precision: None = ...,
         attn_scale_prefolded: bool = ...,
+        dropout: Sequence[Any] | None = None,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | Any]:
         """Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):
         O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to
@@ -677,8 +682,66 @@ class OpMethods:
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
         compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the
         exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.
+        use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or
+        where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1], have the next begin. BOTTOM_RIGHT counts from
+        these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128
+        scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.
+        2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]
+        that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.
+        sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.
+        dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it
+        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.
+        score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.
         implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
         refuses that. Other engines have one implementation, whichever is asked for."""
+
+    def sdpa_backward(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        o: Tensor | float,
+        dO: Tensor | float,
+        stats: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        use_deterministic_algorithm: bool | None = False,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        max_total_seq_len_q: None = ...,
+        max_total_seq_len_kv: None = ...,
+        rng_dump: None = ...,
+        score_mod: None = ...,
+        score_mod_bprop: None = ...,
+        dropout: Sequence[Any] | None = None,
+        dBias: Tensor | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and
+        Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,
+        and of sink_token. dropout: as given to sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.
+        What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and
+        nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference
+        engine always is."""
 
     def instancenorm(
         self,

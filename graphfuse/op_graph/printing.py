@@ -13,7 +13,7 @@ from graphfuse.op_graph.tensor import Tensor
 def to_python(graph: Recorded) -> str:
     """Runnable source: imports graphfuse and leaves the graph in `graph`, its tensors in variables."""
     names = _variables(graph)
-    made = {id(t) for node in graph.nodes for t in node.outputs.values()}
+    made = {id(t) for node in graph.nodes for port, t in node.outputs.items() if port not in node.op.given}
     lines = ["import graphfuse", "", "graph = graphfuse.pygraph("]
     lines += [f"    name={graph.name!r},"]
     for field in ("io_data_type", "intermediate_data_type", "compute_data_type"):
@@ -59,11 +59,13 @@ def _leaf(t: Tensor, names: dict[int, str]) -> str:
 
 def _node(node: NodeRecord, names: dict[int, str]) -> list[str]:
     arguments = [f"{port}={names[id(t)]}" for port, t in node.inputs.items()]
+    arguments += [f"{port}={names[id(node.outputs[port])]}" for port in node.op.given if port in node.outputs]
     arguments += [f"{name}={_value(value)}" for name, value in node.attributes.items()]
     arguments += [f"compute_data_type={_type(node.compute)}", f"name={node.name!r}"]
-    targets = ["_" if port in node.absent else names[id(t)] for port, t in node.outputs.items()]
+    returned = {port: t for port, t in node.outputs.items() if port not in node.op.given}
+    targets = ["_" if port in node.absent else names[id(t)] for port, t in returned.items()]
     lines = [f"{', '.join(targets)} = graph.{node.op.name}({', '.join(arguments)})"]
-    lines += [f"{names[id(t)]}{_setters(t)}" for port, t in node.outputs.items() if port not in node.absent]
+    lines += [f"{names[id(t)]}{_setters(t)}" for port, t in returned.items() if port not in node.absent]
     return lines
 
 

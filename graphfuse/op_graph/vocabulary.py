@@ -40,11 +40,33 @@ def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) 
         *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
         *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in placed),
         *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.not_offered if name not in placed),
+        *(inspect.Parameter(name, _KEYWORD, default=None) for name in (*op.tuples, *op.given)),
     ]
     needed = [p.name for p in op.inputs if not p.optional]
     return _method(
-        op.name, op.doc, parameters, needed, trailing, lambda self, given, extra: call(self, op, given, **extra)
+        op.name,
+        op.doc,
+        parameters,
+        needed,
+        trailing,
+        lambda self, given, extra: call(self, op, _untied(op, given), **extra),
     )
+
+
+def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
+    """What is given, with the parts of tuples under their own names."""
+    found = {name: value for name, value in given.items() if name not in op.tuples}
+    for name in op.tuples:
+        value = given.get(name)
+        if value is None:
+            continue
+        forms = {len(form): form for form in op.tuples[name]}
+        form = forms.get(len(value)) if isinstance(value, tuple | list) else None
+        if form is None:
+            accepted = " or ".join(f"({', '.join(part or 'unused' for part in form)})" for form in forms.values())
+            raise GraphTypeError(f"{op.name}: {name} must be {accepted}, got {value!r}")
+        found |= {part: one for part, one in zip(form, value, strict=True) if part}
+    return found
 
 
 def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:

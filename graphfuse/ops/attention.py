@@ -1,21 +1,29 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention and its gradients. A mask is a predicate over (row, column) of the scores."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.ops import layouts
+from graphfuse.ops import layouts, references
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NoRule
+from graphfuse.ops.pullback import NO_SECOND, NoRule
+
+_TILE = 128
+"""Rows and columns of the tiles that a bit of block_mask is for."""
+
+_PAGED = {"k": "paged_attention_k_table", "v": "paged_attention_v_table"}
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    q, k, v = (shapes[port] for port in ("q", "k", "v"))
-    if any(len(s) != 4 for s in (q, k, v)):
+    given = q, k, v = tuple(shapes[port] for port in ("q", "k", "v"))
+    if any(len(s) != 4 for s in given):
         raise GraphValidationError(
             f"q, k and v must be [batch, heads, rows, columns], got {list(q)}, {list(k)} and {list(v)}"
         )
+    k, v = _sequences(shapes, attributes)
     if not q[0] == k[0] == v[0] or k[2] != v[2] or q[3] != k[3]:
         raise GraphValidationError(
             f"q, k and v must have one batch, k and v as many rows, q and k as many columns, "
@@ -26,20 +34,102 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
     for port, s in (("k", k), ("v", v)):
         if not s[1] or q[1] % s[1]:
             raise GraphValidationError(f"{port} has {s[1]} heads, which must divide the {q[1]} of q")
-    if any(e != 1 for e in shapes.get("attn_scale", ())):
-        raise GraphValidationError(f"attn_scale must have one element, got shape {list(shapes['attn_scale'])}")
-    scores = (q[0], q[1], q[2], k[2])
-    bias = shapes.get("bias", scores)
-    if len(bias) != 4 or any(b not in (1, e) for b, e in zip(bias, scores, strict=True)):
-        raise GraphValidationError(
-            f"bias must have the extents of the scores [batch, heads of q, rows of q, rows of k], {list(scores)}, "
-            f"or 1, got {list(bias)}"
-        )
+    batch, heads, rows, columns = scores = q[0], q[1], q[2], k[2]
+    for port in ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"):
+        if any(e != 1 for e in shapes.get(port, ())):
+            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
+    tiles = batch, heads, -(-rows // _TILE), -(-columns // (8 * _TILE))
+    lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
+    for port, extents, of in (
+        ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
+        ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
+        ("block_mask", tiles, f"[batch, heads of q, tiles of {_TILE} rows of q, bytes of 8 tiles of rows of k]"),
+    ):
+        s = shapes.get(port, extents)
+        if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
+            raise GraphValidationError(f"{port} must have the extents of {of}, {list(extents)}, or 1, got {list(s)}")
+    for port, extents in (
+        ("seq_len_q", lengths),
+        ("seq_len_kv", lengths),
+        ("cu_seq_len_q", offsets),
+        ("cu_seq_len_kv", offsets),
+        ("sink_token", (1, heads, 1, 1)),
+    ):
+        if shapes.get(port, extents) != extents:
+            raise GraphValidationError(f"{port} must be {list(extents)}, got {list(shapes[port])}")
+    _check_lengths(shapes, attributes)
+    _check_dropout(shapes, attributes)
+    if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
+        raise GraphValidationError("use_alibi_mask needs a causal mask: diagonal_band_right_bound=0")
     _band(attributes)
+    return {"O": (*q[:3], v[3]), **dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))}
+
+
+def _shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    made = _shapes(shapes, attributes, wanted)
     if attributes["generate_stats"] is not None and attributes["generate_stats"] is attributes["is_inference"]:
         same = attributes["generate_stats"]
         raise GraphValidationError(f"generate_stats and is_inference are both {same}; one is the opposite of the other")
-    return {"O": (*q[:3], v[3]), "Stats": (*q[:3], 1)}
+    return made
+
+
+def _sequences(shapes: Mapping[str, Shape], attributes: Attributes) -> list[Shape]:
+    """Shapes of k and v, each as it is or as its page table puts it together."""
+    most = attributes.get("paged_attention_max_seq_len_kv")
+    paged = [port for port, table in _PAGED.items() if table in shapes]
+    if not paged and most is not None:
+        raise GraphValidationError("paged_attention_max_seq_len_kv is given without a page table of k or v")
+    whole = [shapes[port][2] for port in _PAGED if port not in paged]
+    found = []
+    for port, name in _PAGED.items():
+        pages, heads, rows, columns = shapes[port]
+        if port not in paged:
+            found.append(shapes[port])
+            continue
+        table = shapes[name]
+        if len(table) != 4 or table[1] != 1 or table[3] != 1 or table[0] != shapes["q"][0]:
+            raise GraphValidationError(
+                f"{name} must be [{shapes['q'][0]}, 1, pages of a sequence, 1], got {list(table)}"
+            )
+        if not pages:
+            raise GraphValidationError(f"{port} {list(shapes[port])} has no pages; at least 1 is needed")
+        held = table[2] * rows
+        length = most if most is not None else min([held, *whole])
+        if not 0 < length <= held:
+            raise GraphValidationError(
+                f"{name} {list(table)} has room for {held} rows of {port}, in pages of {rows}; "
+                f"paged_attention_max_seq_len_kv asks for {length}"
+            )
+        found.append((table[0], heads, length, columns))
+    return found
+
+
+def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
+    sides = [[p for p in (f"seq_len_{of}", f"cu_seq_len_{of}") if p in given] for of in ("q", "kv")]
+    for both in (side for side in sides if len(side) > 1):
+        raise GraphValidationError(f"{' and '.join(both)} are both given; give one")
+    named = [port for side in sides for port in side]
+    if attributes["use_padding_mask"] and not all(sides):
+        got = named[0] if named else "neither"
+        raise GraphValidationError(f"use_padding_mask needs seq_len_q and seq_len_kv, or cu_seq_len_*; got {got}")
+    if named and not attributes["use_padding_mask"]:
+        raise GraphValidationError(f"{named[0]} is given without use_padding_mask=True, and would not be read")
+    paged = [table for table in _PAGED.values() if table in given]
+    if paged and not attributes["use_padding_mask"]:
+        raise GraphValidationError(f"{paged[0]} needs use_padding_mask=True, seq_len_q and seq_len_kv")
+
+
+def _check_dropout(given: Mapping[str, Shape], attributes: Attributes) -> None:
+    drawn = {port for port in ("dropout_seed", "dropout_offset") if port in given}
+    masked = {port for port in ("dropout_mask", "dropout_scale") if port in given}
+    probability = attributes["dropout_probability"]
+    if probability is not None and not 0 <= probability < 1:
+        raise GraphValidationError(f"dropout's probability is {probability}; accepted: 0 up to 1, without 1")
+    if drawn and masked or len(masked) == 1 or (len(drawn) < 2 if probability is not None else drawn):
+        parts = sorted(drawn | masked) + ["dropout_probability"] * (probability is not None)
+        raise GraphValidationError(
+            f"dropout must be (probability, seed, offset) or (mask, scale), got {', '.join(parts)}"
+        )
 
 
 def _band(attributes: Attributes) -> dict[str, object]:
@@ -81,66 +171,245 @@ def _absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     return frozenset() if _makes_stats(attributes) else frozenset({"Stats"})
 
 
+_UNSAID = {
+    "use_alibi_mask": False,
+    "use_padding_mask": False,
+    "stats_use_log2": False,
+    "paged_attention_max_seq_len_kv": None,
+    "dropout_probability": None,
+    "implementation": attention_implementation.AUTO,
+    "use_deterministic_algorithm": False,
+}
+"""Attributes that frozen nodes have only where they ask for something."""
+
+
+def _asked(attributes: Attributes) -> dict[str, object]:
+    """Attributes with one spelling of the mask, and of what else is asked for."""
+    asked = {n: attributes[n] for n, default in _UNSAID.items() if attributes.get(n, default) != default}
+    return {**_band(attributes), **asked}
+
+
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with one spelling of the mask, and of the implementation where one is asked for."""
-    asked = {"implementation": attributes["implementation"]}
-    automatic = attributes["implementation"] is attention_implementation.AUTO
-    return {**_band(attributes), "generate_stats": _makes_stats(attributes), **({} if automatic else asked)}
+    return {**_asked(attributes), "generate_stats": _makes_stats(attributes)}
 
 
-def _sdpa(t, x, a) -> dict[str, object]:
-    q = x["q"]
-    k, v = (x[port].repeat_interleave(q.shape[1] // x[port].shape[1], dim=1) for port in ("k", "v"))
+def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    return _asked(attributes)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What softmax is of. q, k, v: with one head of k and v for each of q, and zeros beyond each sequence's end.
+    scaled: scores, scaled and shifted, -infinity where masked. kept: what dropout multiplies, None without it."""
+
+    q: object
+    k: object
+    v: object
+    scaled: object
+    kept: object
+    rows: object  # whether a row is within its sequence; None for all
+    sink: object  # a score beside those of each row; None without it
+
+
+def _lengths(t, x, of: str):
+    """[batch, 1, 1, 1]; None without padding."""
+    if f"cu_seq_len_{of}" in x:
+        return x[f"cu_seq_len_{of}"].long().diff(dim=0)
+    return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
+
+
+def _within(t, values, inside):
+    # Memory beyond a sequence may hold NaN, which zero times it would be.
+    return values if inside is None else t.where(inside, values, 0.0)
+
+
+def _paged(t, pages, table, length: int):
+    """Rows of each sequence, one page after another. Places of the table behind a sequence may hold anything."""
+    found = pages[table[:, 0, :, 0].long().clamp(0, pages.shape[0] - 1)]
+    return found.movedim(2, 1).flatten(2, 3)[:, :, :length]
+
+
+def _scored(t, x, a) -> _Scores:
+    q, shapes = x["q"], {port: tuple(value.shape) for port, value in x.items()}
+    sequences = zip(_PAGED.items(), _sequences(shapes, a), strict=True)
+    k, v = (_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences)
+    rows, columns = t.arange(q.shape[2], device=q.device)[:, None], t.arange(k.shape[2], device=q.device)
+    ends = [_lengths(t, x, of) for of in ("q", "kv")]
+    inside, reached = (None if end is None else n < end for n, end in zip((rows, columns), ends, strict=True))
+    q = _within(t, q, inside)
+    k, v = (_within(t, s, None if reached is None else reached.transpose(-1, -2)) for s in (k, v))
+    k, v = (s.repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))
     scores = t.matmul(q, k.transpose(-1, -2))
     if "attn_scale" in x:
         scores = scores * x["attn_scale"]
     if "bias" in x:
         scores = scores + x["bias"]
-    rows, columns = (t.arange(n, device=q.device) for n in scores.shape[-2:])
+    if a.get("use_alibi_mask"):
+        scores = scores + _slopes(t, q) * (columns - rows)
     # How far to the right of the diagonal a column is.
-    beyond = columns - rows[:, None]
+    beyond = columns - rows
     if a["diagonal_alignment"] is diagonal_alignment.BOTTOM_RIGHT:
-        beyond = beyond - (scores.shape[-1] - scores.shape[-2])
-    for masked in (
-        None if a["diagonal_band_right_bound"] is None else beyond > a["diagonal_band_right_bound"],
-        None if a["diagonal_band_left_bound"] is None else beyond <= -a["diagonal_band_left_bound"],
+        beyond = beyond - (k.shape[2] - q.shape[2] if ends[0] is None else ends[1] - ends[0])
+    left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
+    for seen in (
+        inside,
+        reached,
+        None if right is None else beyond <= right,
+        None if left is None else beyond > -left,
+        _tiles(t, x["block_mask"], rows // _TILE, columns // _TILE) if "block_mask" in x else None,
     ):
-        if masked is not None:
-            scores = scores.masked_fill(masked, -float("inf"))
-    largest = scores.amax(dim=-1, keepdim=True)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -float("inf"))
+    return _Scores(q, k, v, scores, _kept(t, x, a, scores), inside, _sink(t, x, inside))
+
+
+def _sink(t, x, inside):
+    sink = x.get("sink_token")
+    return sink if sink is None or inside is None else t.where(inside, sink, -float("inf"))
+
+
+def _slopes(t, q):
+    """ALiBi's slope of each head (Press et al. 2022): for heads beyond the largest power of two, those between."""
+    heads = q.shape[1]
+    whole = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
+    slopes += [2 ** (-4 * i / whole) for i in range(1, 2 * (heads - whole), 2)]
+    return t.tensor(slopes, dtype=q.dtype, device=q.device)[:, None, None]
+
+
+def _tiles(t, mask, rows, columns):
+    """The bit of the tile that each score is in, the lowest bit of a byte first."""
+    bytes_of = mask.long()[
+        :, :, rows if mask.shape[2] > 1 else rows * 0, columns // 8 if mask.shape[3] > 1 else columns * 0
+    ]
+    return (bytes_of >> (columns % 8)) & 1 == 1
+
+
+def _kept(t, x, a, scores):
+    if "dropout_mask" in x:
+        return x["dropout_mask"] * x["dropout_scale"]
+    probability = a.get("dropout_probability")
+    if probability is None:
+        return None
+    before = math.prod(scores.shape[:-1])
+    rows = t.arange(before, device=scores.device).reshape(*scores.shape[:-1], 1)
+    columns = t.arange(scores.shape[-1], device=scores.device)
+    key = (x[port].reshape(()) for port in ("dropout_seed", "dropout_offset"))
+    drawn = references.random_uniform(t, *key, rows, columns)
+    return (drawn >= probability).to(scores.dtype) / (1 - probability)
+
+
+def _sdpa(t, x, a) -> dict[str, object]:
+    s = _scored(t, x, a)
+    largest = s.scaled.amax(dim=-1, keepdim=True)
+    if s.sink is not None:
+        largest = t.maximum(largest, s.sink)
     nothing = largest == -float("inf")
     # Infinity less infinity would be NaN.
-    powers = t.exp(scores - t.where(nothing, 0.0, largest))
-    total = t.where(nothing, 1.0, powers.sum(dim=-1, keepdim=True))
-    return {"O": t.where(nothing, 0.0, t.matmul(powers, v) / total), "Stats": largest + t.log(total)}
+    finite = t.where(nothing, 0.0, largest)
+    powers = t.exp(s.scaled - finite)
+    summed = powers.sum(dim=-1, keepdim=True)
+    if s.sink is not None:
+        summed = summed + t.exp(s.sink - finite)
+    total = t.where(nothing, 1.0, summed)
+    stats = largest + t.log(total)
+    used = powers if s.kept is None else powers * s.kept
+    return {
+        "O": t.where(nothing, 0.0, t.matmul(used, s.v) / total),
+        "Stats": stats * math.log2(math.e) if a.get("stats_use_log2") else stats,
+        "score_max": largest,
+        "score_sum_exp": summed,
+    }
+
+
+def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    made = _shapes(shapes, attributes, wanted)
+    for port, extents in (("o", made["O"]), ("dO", made["O"]), ("stats", made["Stats"])):
+        if shapes[port] != extents:
+            raise GraphValidationError(f"{port} must be {list(extents)}, as sdpa makes it, got {list(shapes[port])}")
+    for port, of in _GIVEN_GRADIENTS.items():
+        if port in wanted and of not in shapes:
+            raise GraphValidationError(f"{port} is given without {of}, whose gradient it is")
+    given = {port: shapes[of] for port, of in _GIVEN_GRADIENTS.items() if of in shapes}
+    return {"dQ": shapes["q"], "dK": shapes["k"], "dV": shapes["v"], **given}
+
+
+_GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
+
+
+def _sdpa_backward(t, x, a) -> dict[str, object]:
+    s = _scored(t, x, a)
+    stats, nothing = x["stats"], x["stats"] == -float("inf")
+    # Rows beyond a sequence's end have nothing to attend to, whatever lies there.
+    nothing = nothing if s.rows is None else nothing | ~s.rows
+    finite = t.where(nothing, 0.0, stats)
+    p = t.where(nothing, 0.0, t.exp(s.scaled - finite))
+    loss, o = (_within(t, x[port], s.rows) for port in ("dO", "o"))
+    of_p = t.matmul(loss, s.v.transpose(-1, -2))
+    used = p if s.kept is None else p * s.kept
+    of_p = of_p if s.kept is None else of_p * s.kept
+    within = (loss * o).sum(dim=-1, keepdim=True)
+    of_scores = p * (of_p - within)
+    scaled = of_scores * x["attn_scale"] if "attn_scale" in x else of_scores
+    made = {
+        "dQ": t.matmul(scaled, s.k),
+        "dK": _of_heads(t.matmul(scaled.transpose(-1, -2), s.q), x["k"]),
+        "dV": _of_heads(t.matmul(used.transpose(-1, -2), loss), x["v"]),
+    }
+    if "bias" in x:
+        made["dBias"] = of_scores.sum_to_size(x["bias"].shape)
+    if s.sink is not None:
+        sunk = t.where(nothing, 0.0, t.exp(s.sink - finite))
+        made["dSink_token"] = -(sunk * within).sum_to_size(x["sink_token"].shape)
+    return made
+
+
+def _of_heads(grad, of):
+    """The sum over the heads of q that one of k or v serves."""
+    return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
 _FLAG = {"types": (bool,), "default": False}
 _CHOICE = {"types": (bool, type(None))}
 _LENGTH = {"types": (int, type(None))}
 
+_MASKS = (
+    Attribute("use_causal_mask", **_FLAG),
+    Attribute("use_causal_mask_bottom_right", **_FLAG),
+    Attribute("sliding_window_length", **_LENGTH),
+    Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
+    Attribute("diagonal_band_left_bound", **_LENGTH),
+    Attribute("diagonal_band_right_bound", **_LENGTH),
+    Attribute("use_alibi_mask", **_FLAG),
+    Attribute("use_padding_mask", **_FLAG),
+    Attribute("dropout_probability", (float, int, type(None))),
+)
+
+_PADDED = (
+    Port("seq_len_q", optional=True, numbers=True),
+    Port("seq_len_kv", optional=True, numbers=True),
+    Port("cu_seq_len_q", optional=True, numbers=True),
+    Port("cu_seq_len_kv", optional=True, numbers=True),
+)
+
+_DROPPED = (
+    Port("dropout_seed", optional=True, numbers=True),
+    Port("dropout_offset", optional=True, numbers=True),
+    Port("dropout_mask", optional=True),
+    Port("dropout_scale", optional=True),
+)
+
+_SINK = Port("sink_token", optional=True)
+
+_DROPOUT = ("dropout_probability", "dropout_seed", "dropout_offset")
+
 _NOT_OFFERED = (
-    ("block_mask", None),
-    ("use_alibi_mask", False),
-    ("use_padding_mask", False),
-    ("seq_len_q", None),
-    ("seq_len_kv", None),
-    ("cu_seq_len_q", None),
-    ("cu_seq_len_kv", None),
     ("max_total_seq_len_q", None),
     ("max_total_seq_len_kv", None),
-    ("dropout", None),
     ("rng_dump", None),
-    ("paged_attention_k_table", None),
-    ("paged_attention_v_table", None),
-    ("paged_attention_max_seq_len_kv", None),
     ("score_mod", None),
-    ("score_max", None),
-    ("score_sum_exp", None),
-    ("sink_token", None),
     ("kv_mask", None),
     ("unfuse_fma", False),
-    ("stats_use_log2", False),
     ("softmax_precision", None),
     ("attn_scale_prefolded", False),
 )
@@ -160,11 +429,36 @@ TABLE = (
         "generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the\n"
         "compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the\n"
         "exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.\n"
+        "use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or\n"
+        "where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1], have the next begin. BOTTOM_RIGHT counts from\n"
+        "these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128\n"
+        "scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.\n"
+        "2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]\n"
+        "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.\n"
+        "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
+        "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
+        "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.\n"
+        "score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.\n"
         "implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN\n"
         "refuses that. Other engines have one implementation, whichever is asked for.",
-        inputs=(Port("q"), Port("k"), Port("v"), Port("attn_scale", optional=True), Port("bias", optional=True)),
-        outputs=(Port("O"), Port("Stats", optional=True, dtype=data_type.FLOAT)),
-        infer=_shapes,
+        inputs=(
+            *(Port(port) for port in ("q", "k", "v")),
+            Port("attn_scale", optional=True),
+            Port("bias", optional=True),
+            Port("block_mask", optional=True, numbers=True),
+            *_PADDED,
+            *_DROPPED,
+            *(Port(table, optional=True, numbers=True) for table in _PAGED.values()),
+            _SINK,
+        ),
+        outputs=(
+            Port("O"),
+            Port("Stats", optional=True, dtype=data_type.FLOAT),
+            Port("score_max", given=True, dtype=data_type.FLOAT),
+            Port("score_sum_exp", given=True, dtype=data_type.FLOAT),
+        ),
+        tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"))},
+        infer=_shapes_forward,
         strides=layouts.row_major,
         absent=_absent,
         frozen=_frozen,
@@ -172,17 +466,50 @@ TABLE = (
         attributes=(
             Attribute("is_inference", **_CHOICE),
             Attribute("generate_stats", **_CHOICE),
-            Attribute("use_causal_mask", **_FLAG),
-            Attribute("use_causal_mask_bottom_right", **_FLAG),
-            Attribute("sliding_window_length", **_LENGTH),
-            Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
-            Attribute("diagonal_band_left_bound", **_LENGTH),
-            Attribute("diagonal_band_right_bound", **_LENGTH),
+            *_MASKS,
+            Attribute("paged_attention_max_seq_len_kv", **_LENGTH),
+            Attribute("stats_use_log2", **_FLAG),
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
-        order="by position: q, k, v, attn_scale, bias, is_inference (cuDNN's order differs: give keywords)",
+        order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
         not_offered=_NOT_OFFERED,
-        vjp=NoRule("sdpa_backward, which makes the gradients of attention, is not offered"),
+        vjp=NoRule("its gradients are drawn by hand, by sdpa_backward"),
+        recomputed=False,
+    ),
+    Op(
+        "sdpa_backward",
+        "Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and\n"
+        "Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,\n"
+        "and of sink_token. dropout: as given to sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.\n"
+        "What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and\n"
+        "nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference\n"
+        "engine always is.",
+        inputs=(
+            *(Port(port) for port in ("q", "k", "v", "o", "dO", "stats")),
+            Port("attn_scale", optional=True),
+            Port("bias", optional=True),
+            *_PADDED,
+            *_DROPPED,
+            _SINK,
+        ),
+        outputs=(
+            *(Port(port) for port in ("dQ", "dK", "dV")),
+            *(Port(port, given=True) for port in _GIVEN_GRADIENTS),
+        ),
+        tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))},
+        infer=_shapes_backward,
+        frozen=_frozen_backward,
+        reference=_sdpa_backward,
+        attributes=(*_MASKS, Attribute("use_deterministic_algorithm", **_FLAG)),
+        order="give what stands behind stats by name",
+        not_offered=(
+            ("max_total_seq_len_q", None),
+            ("max_total_seq_len_kv", None),
+            ("rng_dump", None),
+            ("score_mod", None),
+            ("score_mod_bprop", None),
+        ),
+        vjp=NO_SECOND,
         recomputed=False,
     ),
 )

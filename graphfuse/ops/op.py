@@ -39,6 +39,7 @@ class Port:
     moved: bool = False  # an input whose values the output, of which there is one, has
     numbers: bool = False  # an input of row numbers
     declared: bool = False  # an input that is read as the type that its tensor declares, whatever the graph rounds
+    given: bool = False  # an output whose tensor users give by the port's name, and that is made only then
     scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
 
 
@@ -88,6 +89,8 @@ class Op:
     # (shape, attributes, strides by input port) -> the strides of an output of which users set none; None for those of
     # the first input of its shape, without gaps.
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
+    # By parameter the ports and attributes that a tuple given for it stands for, in each length; "" for what is unused.
+    tuples: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
     vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
@@ -102,6 +105,16 @@ class Op:
     # space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for one that must have
     # this value. One that is not written must have its default.
     aten: tuple[str, ...] = ()
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """The outputs whose tensors users give."""
+        return tuple(port.name for port in self.outputs if port.given)
+
+    @cached_property
+    def returned(self) -> tuple[Port, ...]:
+        """The outputs whose tensors a node makes."""
+        return tuple(port for port in self.outputs if not port.given)
 
     @property
     def pointwise(self) -> bool:

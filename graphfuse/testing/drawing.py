@@ -92,7 +92,7 @@ def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> pygraph
                 **{p: t for p, t in inputs.items() if t is not None}, **node.attributes
             )
             listed = found if isinstance(found, list | tuple) else [found]
-            made[node] = {p.name: t for p, t in zip(node.op.outputs, listed, strict=True)}
+            made[node] = {p.name: t for p, t in zip(node.op.returned, listed, strict=True)}
         return made[symbol.node][symbol.port]
 
     for name, symbol in outputs.items():

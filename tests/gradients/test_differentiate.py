@@ -305,7 +305,7 @@ REFUSED = {
     "log_softmax_backward": ([4, 8], read_by("log_softmax_backward", "output", "grad"), SECOND),
     "swish_backward": ([4, 8], read_by("swish_backward", "loss", "input"), SECOND),
     "cos": ([4, 4], _rotated, "cosines and sines of a rotation have no gradient here"),
-    "sdpa": ([1, 2, 4, 8], _attention, "sdpa_backward, which .*, is not offered"),
+    "sdpa": ([1, 2, 4, 8], _attention, "its gradients are drawn by hand, by sdpa_backward"),
     "block_scale_quantize": ([4, 32], _quantized, "quantization in blocks has no gradient"),
     "MUL": ([4, 8], lambda g, x: g.reduction(x, mode=reduction_mode.MUL).set_dim([4, 1]), ".*; MUL_NO_ZEROS has one"),
     "running": ([4, 8], _running, "running statistics have no gradient"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +23,6 @@ from graphfuse.functional.function import entry
 from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.functional.over_ranks import PEERS
 from graphfuse.op_graph.freeze import infer
-from graphfuse.ops.collectives import MOST_RANKS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.regions.graphs import RegionGraphs, read_input
@@ -55,18 +54,16 @@ class SummedRegion:
         """Function of the inputs, a table of peers and the rank."""
         results = self.graphs.results
         arguments = (*self.graphs.tensors, PEERS, *results)
-        variants: dict[tuple[object, ...], Variant] = {
-            (rank,): Variant(arguments, partial(self._draw, rank)) for rank in range(MOST_RANKS)
-        }
         names = (*(a.name for a in self.graphs.tensors), PEERS.name, "rank")
         made = tuple(a.name for a in results)
-        return entry(Function("region_over_ranks", names, {}, ("rank",), variants, made), _refused)
+        variant = Variant(arguments, self._draw)
+        return entry(Function("region_over_ranks", names, {}, ("rank",), variant, made), _refused)
 
-    def _draw(self, rank: int, d: DrawnGraph) -> None:
+    def _draw(self, d: DrawnGraph) -> None:
         program = self.graphs.program
         given = {one.name: read_input(d, one) for one in program.inputs}
         name = program.inputs[self.summed].name
-        given[name] = d.graph.all_reduce(given[name], d[PEERS.name], rank=rank)
+        given[name] = d.graph.all_reduce(given[name], d[PEERS.name], **d.options)
         infer(d.graph, d.graph.nodes[-1])
         made = program.draw(d.graph, given)
         for one in program.outputs:
