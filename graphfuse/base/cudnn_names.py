@@ -15,7 +15,6 @@ _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
 _VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
-_TORCH = "torch, before or after the graph"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
 _FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
@@ -65,17 +64,6 @@ _KERNELS = tuple(
 families of them, the first that fits."""
 
 PYGRAPH: Mapping[str, str] = {
-    "add_square": "add(a, mul(b, b))",
-    "logical_and": "mul of two comparisons, which are 1 and 0",
-    "logical_not": "cmp_eq of a comparison, which is 1 or 0, and 0.0",
-    "logical_or": "max of two comparisons, which are 1 and 0",
-    "elu": "binary_select(x, mul(sub(exp(x), 1.0), alpha), cmp_gt(x, 0.0))",
-    "elu_backward": "mul(loss, binary_select(1.0, mul(exp(x), alpha), cmp_gt(x, 0.0)))",
-    "pow": "mul for squares and cubes, sqrt, or exp(mul(log(x), y)) of x above 0",
-    "softplus": "add(max(x, 0.0), log(add(exp(neg(abs(x))), 1.0)))",
-    "softplus_backward": "mul(loss, sigmoid(x))",
-    "erf": "gelu, if it is for that; else torch, before or after the graph",
-    **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_backward", "sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),

@@ -23,7 +23,7 @@ COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 """Types of tensors that steps read. Others are left to torch."""
 FP8 = {torch.float8_e4m3fn: 464.0}
 """Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
-TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
+TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
 _WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
