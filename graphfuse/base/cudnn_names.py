@@ -70,8 +70,6 @@ PYGRAPH: Mapping[str, str] = {
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
     "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
-    "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
-    "rope_backward": "rotate_pairs(inverse=True)",
     "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
     "plans": "get_execution_plan_count and get_plan_name_at_index",
     "selected_engine": "explanation().regions tells the engine of each region",

@@ -962,7 +962,33 @@ class OpMethods:
         sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
         n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
         from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
-        axes but the last. cuDNN's rope is another op: it takes angles."""
+        axes but the last. rope takes angles."""
+
+    def rope(
+        self,
+        input: Tensor | float,
+        freqs: Tensor | float,
+        output_scale: float | None = 1.0,
+        rope_dim: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns
+        are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of
+        angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first
+        half of the columns counts and the other may be missing. rope_dim 0: all columns."""
+
+    def rope_backward(
+        self,
+        dY: Tensor | float,
+        freqs: Tensor | float,
+        output_scale: float | None = 1.0,
+        rope_dim: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and
+        multiplied by output_scale. Angles have no gradient. Returns DX."""
 
     def turn_pairs(
         self,

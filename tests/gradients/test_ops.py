@@ -239,6 +239,11 @@ def moves() -> Iterator[Case]:
     for told in ({}, {"interleaved": True}, {"inverse": True}, {"interleaved": True, "inverse": True}):
         for columns in (4, 5):
             yield Case("rotate_pairs", {"input": (2, 3, columns)}, {"cos": angles.cos(), "sin": angles.sin()}, told)
+    freqs = torch.linspace(0, 3, 12, dtype=torch.float64).reshape(3, 1, 1, 4)
+    for name, port in (("rope", "input"), ("rope_backward", "dY")):
+        for told in ({}, {"output_scale": 1.5, "rope_dim": 2}):
+            angles = freqs[..., : told.get("rope_dim", 4)].contiguous()
+            yield Case(name, {port: (1, 2, 3, 4)}, {"freqs": angles}, told)
     for interleaved in (False, True):
         yield Case("turn_pairs", {"input": (2, 3, 4)}, attributes={"interleaved": interleaved})
 
