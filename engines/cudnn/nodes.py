@@ -126,7 +126,7 @@ def _reshape(cudnn, node: Node) -> Arguments:
 
 
 def _by_default(graph: FrozenGraph, node: Node) -> str | None:
-    """Of attributes that cuDNN's method has no parameters for."""
+    """Reason against a value of an attribute that cuDNN's method has no parameter for."""
     defaults = {a.name: a.default for a in OPS[node.op_name].attributes}
     other = [(name, value) for name, value in node.attributes if value != defaults[name]]
     return f"has {other[0][0]} {other[0][1]!r}; accepted: {defaults[other[0][0]]!r}, as cuDNN has it" if other else None
