@@ -70,8 +70,7 @@ PYGRAPH: Mapping[str, str] = {
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
     "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
-    "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
-    "plans": "get_execution_plan_count and get_plan_name_at_index",
+    "backend_plan_entries": "plans, the one list of all plans: those of the engine named cudnn are its own",
     "selected_engine": "explanation().regions tells the engine of each region",
     "context": "the constructor takes the data types",
     "inspect": _INSPECT,
@@ -83,10 +82,6 @@ TENSOR: Mapping[str, str] = {
     "get_ragged_offset_multiplier": _RAGGED,
     "set_ragged_offset": _RAGGED,
     "set_ragged_offset_multiplier": _RAGGED,
-    "get_vector_count": "there are no vectorized layouts; strides say where elements are",
-    "get_vector_dimension": "there are no vectorized layouts; strides say where elements are",
-    "set_vector_count_and_dimension": "there are no vectorized layouts; strides say where elements are",
-    "validate": "graph.validate checks all tensors",
 }
 
 _VECTORS = "there are no vectorized or reordered layouts of integers"

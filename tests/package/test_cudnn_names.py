@@ -163,6 +163,41 @@ def test_keywords_of_setters(method, keyword, value, shown):
         getattr(t, method)(value, **{keyword: value})
 
 
+def test_vectors_of_a_tensor_are_none():
+    x = graphfuse.pygraph().tensor([4], name="x")
+    assert (x.get_vector_count(), x.get_vector_dimension()) == (1, -1)
+    assert x.set_vector_count_and_dimension(1, -1) is x
+    with pytest.raises(GraphNotSupportedError, match="tensor 'x': vectors of 4 along axis 1; accepted: 1 and -1"):
+        x.set_vector_count_and_dimension(4, 1)
+
+
+@pytest.mark.parametrize(
+    "set_up, message",
+    [
+        (lambda g: g.relu(g.tensor([4])).set_name("x"), "tensor 'x' has no dim: call set_dim"),
+        (lambda g: g.relu(g.tensor([4])).set_dim([4]).set_name("x"), "tensor 'x' has no stride: call set_stride"),
+        (lambda g: g.tensor([4, 1], [1], name="x"), r"dim \[4, 1\] and stride \[1\], which differ in rank"),
+        (lambda g: g.tensor([1], is_pass_by_value=True).set_is_virtual(True), "is virtual and passed by value"),
+    ],
+)
+def test_a_tensor_checks_itself(set_up, message):
+    g = graphs.new(device="cpu")
+    t = set_up(g)
+    with pytest.raises(graphfuse.GraphValidationError, match=message):
+        t.validate()
+    assert g.tensor([4]).validate() is None
+
+
+def test_plans_are_what_create_execution_plan_takes():
+    g = graphs.new(device="cpu")
+    assert g.plans == []
+    y = g.relu(g.tensor([4])).set_output()
+    g.build([graphfuse.heur_mode.FALLBACK])
+    assert [(p.engine_id, p.knobs) for p in g.plans] == [g.get_engine_and_knobs_at_index(0)]
+    assert g.create_execution_plan(g.plans[0].engine_id, g.plans[0].knobs) == len(g.plans) - 1 == 1
+    assert y.validate() is None  # what was inferred counts
+
+
 def _halved():
     """A graph of 0.5 x on the CPU, built; its tensors, and buffers for them."""
     g = graphs.new(device="cpu")
