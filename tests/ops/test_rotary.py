@@ -82,6 +82,25 @@ def test_rope_is_cudnns(port, rows, more, rest, pairs, scale, half):
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
+def test_rope_before_attention():
+    """Queries and keys rotated and scaled in one graph with sdpa, their last columns alone."""
+    q, k, v = (normal(1, 2, 6, 12, seed=n) for n in range(3))
+    freqs, g = normal(8, 1, 1, 8, seed=3), graphs.new()
+    tensors = {name: g.tensor(list(t.shape), name=name) for name, t in (("q", q), ("k", k), ("v", v), ("freqs", freqs))}
+    turned = {
+        name: g.rope(input=tensors[name], freqs=tensors["freqs"], output_scale=1.3, rope_dim=8) for name in ("q", "k")
+    }
+    out, _ = g.sdpa(**turned, v=tensors["v"], is_inference=True, attn_scale=0.25)
+    got = run(g, out, {"q": q, "k": k, "v": v, "freqs": freqs})
+    angles = freqs[:6, 0, 0, :4].double().expand(1, 2, 6, 4)
+    both = (
+        1.3 * torch.cat((t[..., :4].double(), oracle.rotated(t[..., 4:], angles.cos(), angles.sin())), -1)
+        for t in (q, k)
+    )
+    want = torch.nn.functional.scaled_dot_product_attention(*both, v.double(), scale=0.25)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_names_of_ropes_outputs():
     g = graphs.new()
     x, freqs = g.tensor([1, 2, 3, 4], name="x"), g.tensor([3, 1, 1, 4], name="freqs")
