@@ -45,6 +45,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "get_knobs_for_engine": "the type of a knob is its name",
         "key": "a text, which node order and names do not change; after `validate`",
         "nodes": "a list of records",
+        "plans": "a list of engines' names and dicts of their knobs",
         "populate_cuda_graph": "of a plan of kernels; the graph has no nodes before",
         "reshape": "`LOGICAL` is the default, which `VIEW_ONLY` is for row-major tensors without gaps",
         "serialize": "all built plans; bytes unless `as_bytes=False`; with kernels unless `include_kernels=False`",
@@ -55,6 +56,7 @@ DIFFERS: Mapping[str, Mapping[str, str]] = {
         "get_dim": "what was set, else what `validate` inferred",
         "get_stride": "what was set, else what `validate` inferred",
         "set_name": "must not be empty",
+        "set_vector_count_and_dimension": "1 and -1 alone, which mean none: there are no vectorized layouts",
     },
     "Graph": {
         "__init__": "without a handle it runs on the current stream, as with `auto`; arrays of any library",

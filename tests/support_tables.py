@@ -116,6 +116,8 @@ SAMPLES: dict[str, Draw] = {
     "all_gather": lambda g: g.all_gather(normed(g), tensor(g, (1, 68), INT64), rank=0),
     "add_rows": lambda g: g.add_rows(tensor(g), tensor(g, (ROWS, 1), INT64)).set_dim([64, COLUMNS]),
     "rotate_pairs": lambda g: g.rotate_pairs(normed(g), *(tensor(g, (ROWS, COLUMNS // 2)) for _ in range(2))),
+    "rope": lambda g: g.rope(tensor(g, IMAGE), tensor(g, (16, 1, 1, 16), FLOAT)),
+    "rope_backward": lambda g: g.rope_backward(tensor(g, IMAGE), tensor(g, (16, 1, 1, 16), FLOAT)),
     "turn_pairs": lambda g: g.turn_pairs(normed(g)),
     "join": lambda g: g.rmsnorm(
         g.join(tensor(g), tensor(g), axis=0), tensor(g, (1, COLUMNS)), 1e-6, norm_forward_phase=INFERENCE

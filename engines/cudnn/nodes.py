@@ -138,11 +138,22 @@ def _reshape(cudnn, node: Node) -> Arguments:
     return {"reshape_mode": cudnn.reshape_mode.LOGICAL}  # the shape is in the output's extents
 
 
-_UNSAID = {"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"}
+def _by_default(graph: FrozenGraph, node: Node) -> str | None:
+    """Reason against a value of an attribute that cuDNN's method has no parameter for."""
+    defaults = {a.name: a.default for a in OPS[node.op_name].attributes}
+    other = [(name, value) for name, value in node.attributes if value != defaults[name]]
+    return f"has {other[0][0]} {other[0][1]!r}; accepted: {defaults[other[0][0]]!r}, as cuDNN has it" if other else None
+
+
+_UNSAID = {
+    *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"),
+    *("logical_and", "logical_or", "logical_not"),
+}
 """Pointwise ops of masks: cuDNN's are BOOLEAN, those here are numbers."""
 
 SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
+    **dict.fromkeys(("elu", "elu_backward", "softplus", "softplus_backward"), Saying(why_not=_by_default)),
     "matmul": Saying(why_not=_wide),
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), Saying(_window, _turned, axes=True)),
     **dict.fromkeys(("sdpa", "sdpa_backward"), Saying(_band, _attended, numbers=frozenset({"attn_scale"}), axes=True)),

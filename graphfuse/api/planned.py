@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphfuse.api.checks import check_unasked, several
 from graphfuse.api.drawn import Drawn
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from graphfuse.planning.planner import Planner
     from graphfuse.runtime.device import Target
     from graphfuse.runtime.handle import Handle
+
+
+class PlanConfig(NamedTuple):
+    """A plan, as ``create_execution_plan`` takes it.
+
+    engine_id: the engine's name. knobs: a dict of values by name. Tuples of both for several regions.
+    """
+
+    engine_id: object
+    knobs: object
+
 
 GraphT = TypeVar("GraphT", bound="PlannedGraph")
 NoteT = TypeVar("NoteT")
@@ -85,6 +96,11 @@ class PlannedGraph(Drawn):
     def get_execution_plan_count(self) -> int:
         """Number of plans, deselected ones included; 0 before ``create_execution_plans``."""
         return 0 if self._planner is None else len(self._planner.plans)
+
+    @property
+    def plans(self) -> list[PlanConfig]:
+        """All plans in the order of their indices, deselected ones included."""
+        return [PlanConfig(*self.get_engine_and_knobs_at_index(i)) for i in range(self.get_execution_plan_count())]
 
     def get_plan_name_at_index(self, index: int) -> str:
         return self._plan(index).name

@@ -15,7 +15,6 @@ _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
 _VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
-_TORCH = "torch, before or after the graph"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
 _FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
@@ -65,27 +64,13 @@ _KERNELS = tuple(
 families of them, the first that fits."""
 
 PYGRAPH: Mapping[str, str] = {
-    "add_square": "add(a, mul(b, b))",
-    "logical_and": "mul of two comparisons, which are 1 and 0",
-    "logical_not": "cmp_eq of a comparison, which is 1 or 0, and 0.0",
-    "logical_or": "max of two comparisons, which are 1 and 0",
-    "elu": "binary_select(x, mul(sub(exp(x), 1.0), alpha), cmp_gt(x, 0.0))",
-    "elu_backward": "mul(loss, binary_select(1.0, mul(exp(x), alpha), cmp_gt(x, 0.0)))",
-    "pow": "mul for squares and cubes, sqrt, or exp(mul(log(x), y)) of x above 0",
-    "softplus": "add(max(x, 0.0), log(add(exp(neg(abs(x))), 1.0)))",
-    "softplus_backward": "mul(loss, sigmoid(x))",
-    "erf": "gelu, if it is for that; else torch, before or after the graph",
-    **dict.fromkeys(("ceil", "cos", "floor", "mod", "sin", "tan"), _TORCH),
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
     "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
-    "rope": "rotate_pairs, which takes cosines and sines; graphfuse.functional.qk_norm_rope norms, too",
-    "rope_backward": "rotate_pairs(inverse=True)",
-    "backend_plan_entries": "get_execution_plan_count and get_plan_name_at_index: all plans are in one list",
-    "plans": "get_execution_plan_count and get_plan_name_at_index",
+    "backend_plan_entries": "plans, the one list of all plans: those of the engine named cudnn are its own",
     "selected_engine": "explanation().regions tells the engine of each region",
     "context": "the constructor takes the data types",
     "inspect": _INSPECT,
@@ -97,10 +82,6 @@ TENSOR: Mapping[str, str] = {
     "get_ragged_offset_multiplier": _RAGGED,
     "set_ragged_offset": _RAGGED,
     "set_ragged_offset_multiplier": _RAGGED,
-    "get_vector_count": "there are no vectorized layouts; strides say where elements are",
-    "get_vector_dimension": "there are no vectorized layouts; strides say where elements are",
-    "set_vector_count_and_dimension": "there are no vectorized layouts; strides say where elements are",
-    "validate": "graph.validate checks all tensors",
 }
 
 _VECTORS = "there are no vectorized or reordered layouts of integers"

@@ -246,6 +246,33 @@ class OpMethods:
     ) -> Tensor:
         """a / b."""
 
+    def add_square(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """a + b * b."""
+
+    def mod(
+        self,
+        input0: Tensor | float,
+        input1: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0."""
+
+    def pow(
+        self,
+        input0: Tensor | float,
+        input1: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input0 to the power of input1; below 0 NaN but for whole powers."""
+
     def scale(
         self,
         input: Tensor | float,
@@ -294,6 +321,24 @@ class OpMethods:
     def log(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Natural logarithm; NaN below 0."""
 
+    def ceil(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """The next whole number from input on."""
+
+    def floor(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """The last whole number up to input."""
+
+    def sin(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Sine of an angle in radians; NaN of infinities."""
+
+    def cos(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Cosine of an angle in radians; NaN of infinities."""
+
+    def tan(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Tangent of an angle in radians; NaN of infinities."""
+
+    def erf(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to input."""
+
     def identity(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """input unchanged (a place to change the data type)."""
 
@@ -333,6 +378,24 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3)))."""
+
+    def elu(
+        self,
+        input: Tensor | float,
+        elu_alpha: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """input above 0, else elu_alpha * (exp(input) - 1)."""
+
+    def softplus(
+        self,
+        input: Tensor | float,
+        softplus_beta: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """log(1 + exp(softplus_beta * input)) / softplus_beta."""
 
     def relu_backward(
         self,
@@ -374,6 +437,26 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input)."""
+
+    def elu_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        elu_alpha: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of elu, from that of its result: loss where input is above 0, else loss * elu_alpha * exp(input)."""
+
+    def softplus_backward(
+        self,
+        loss: Tensor | float,
+        input: Tensor | float,
+        softplus_beta: float | None = 1.0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """loss * sigmoid(softplus_beta * input)."""
 
     def gelu_backward(
         self,
@@ -462,6 +545,28 @@ class OpMethods:
     ) -> Tensor:
         """1 where input <= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
         in no order with everything."""
+
+    def logical_and(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where neither a nor b is 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not
+        0."""
+
+    def logical_or(
+        self,
+        a: Tensor | float,
+        b: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """1 where a or b is not 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0."""
+
+    def logical_not(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """1 where input is 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0."""
 
     def binary_select(
         self,
@@ -920,7 +1025,33 @@ class OpMethods:
         sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
         n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
         from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
-        axes but the last. cuDNN's rope is another op: it takes angles."""
+        axes but the last. rope takes angles."""
+
+    def rope(
+        self,
+        input: Tensor | float,
+        freqs: Tensor | float,
+        output_scale: float | None = 1.0,
+        rope_dim: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns
+        are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of
+        angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first
+        half of the columns counts and the other may be missing. rope_dim 0: all columns."""
+
+    def rope_backward(
+        self,
+        dY: Tensor | float,
+        freqs: Tensor | float,
+        output_scale: float | None = 1.0,
+        rope_dim: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and
+        multiplied by output_scale. Angles have no gradient. Returns DX."""
 
     def turn_pairs(
         self,

@@ -10,7 +10,7 @@ from graphfuse.base import cudnn_names, dtypes
 from graphfuse.base.cudnn_keywords import also
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
-from graphfuse.base.errors import GraphTypeError, GraphValidationError
+from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError, GraphValidationError
 
 
 class Tensor:
@@ -161,6 +161,35 @@ class Tensor:
 
     def get_reordering_type(self) -> tensor_reordering:
         return self._reordering
+
+    def get_vector_count(self) -> int:
+        """1: elements are not in vectors."""
+        return 1
+
+    def get_vector_dimension(self) -> int:
+        """-1: no axis has vectors."""
+        return -1
+
+    def set_vector_count_and_dimension(self, count: int = 1, dimension: int = -1) -> Tensor:
+        """GraphNotSupportedError but for 1 and -1, which mean that there are no vectors."""
+        if (count, dimension) != (1, -1):
+            raise GraphNotSupportedError(
+                f"tensor {self._name!r}: vectors of {count!r} along axis {dimension!r}; accepted: 1 and -1, for none. "
+                "Strides say where elements are"
+            )
+        return self
+
+    def validate(self) -> None:
+        """Check that dim and stride are known and agree, and that no virtual tensor is passed by value:
+        GraphValidationError says what is wrong. ``pygraph.validate`` infers what is not set, and checks more."""
+        where, dim, stride = f"tensor {self._name!r}", self.get_dim(), self.get_stride()
+        for what, found in (("dim", dim), ("stride", stride)):
+            if not found:
+                raise GraphValidationError(f"{where} has no {what}: call set_{what}, or validate the graph")
+        if len(dim) != len(stride):
+            raise GraphValidationError(f"{where} has dim {dim} and stride {stride}, which differ in rank")
+        if self._virtual and self._by_value:
+            raise GraphValidationError(f"{where} is virtual and passed by value; accepted: one of these")
 
     if not TYPE_CHECKING:  # to which every attribute would be there
 

@@ -1,5 +1,6 @@
 """Pointwise ops: what each computes of an element, in torch and in CUDA C++, its cost, accuracy and gradient."""
 
+import math
 import operator
 from collections.abc import Mapping
 
@@ -112,6 +113,50 @@ def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = 
     )
 
 
+def _logical(name: str, doc: str, inputs: str, form: str, reference, aten: str) -> Op:
+    return _pointwise(
+        name,
+        f"1 where {doc}, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0.",
+        inputs,
+        f"({form} ? 1.0f : 0.0f)",
+        reference,
+        cost=Cost.ARITHMETIC,
+        commutative=len(inputs.split()) == 2,
+        integers=True,
+        vjp=JUMPS,
+        aten=(aten,),
+    )
+
+
+def _whole(p: pullback.Pullback) -> object:
+    """The multiple of "input1" that mod takes off."""
+    return p.graph.div(p.graph.sub(p["input0"], p["output"]), p["input1"])
+
+
+def _of_base(p: pullback.Pullback) -> object:
+    base, exponent = p["input0"], p["input1"]
+    if isinstance(exponent, int | float):
+        return p.graph.mul(p.grad, p.graph.mul(p.graph.pow(base, exponent - 1), exponent)) if exponent else None
+    slope = p.graph.mul(p.graph.pow(base, p.graph.sub(exponent, 1.0)), exponent)
+    return p.graph.mul(p.grad, p.graph.binary_select(0.0, slope, p.graph.cmp_eq(exponent, 0.0)))
+
+
+def _of_exponent(p: pullback.Pullback) -> object:
+    base = p["input0"]
+    if isinstance(base, int | float):
+        # A logarithm of what has none makes every gradient NaN, but for a base of 0, whose powers are 0.
+        slope = math.log(base) if base > 0 else 0.0 if base == 0 else math.nan
+        return p.graph.mul(p.grad, p.graph.mul(p["output"], slope))
+    none = p.graph.logical_and(p.graph.cmp_eq(base, 0.0), p.graph.cmp_ge(p["input1"], 0.0))
+    return p.graph.mul(p.grad, p.graph.binary_select(0.0, p.graph.mul(p["output"], p.graph.log(base)), none))
+
+
+def _slope_of_erf(p: pullback.Pullback) -> object:
+    return p.graph.mul(p.graph.exp(p.graph.neg(p.graph.mul(p["input"], p["input"]))), _TWO_BY_ROOT_PI)
+
+
+_TWO_BY_ROOT_PI = 1.1283791670955126
+
 _GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
 _SIGMOID_NOTE = "sigmoid of x: relative error below 5e-7 + 8e-8 |x|; below x = -87 absolute, below 1.2e-38"
 
@@ -165,6 +210,38 @@ TABLE = (
         vjp=_OF_DIVISION,
         again=lambda p: _over_b(p, p["a"]),
         aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
+    ),
+    _pointwise(
+        "add_square",
+        "a + b * b.",
+        "a b",
+        "({a} + {b} * {b})",
+        lambda t, a, b: a + b * b,
+        cost=Cost.ARITHMETIC,
+        integers=True,
+        vjp={"a": passed, "b": lambda p: p.graph.mul(p.grad, p.graph.mul(p["b"], 2.0))},
+    ),
+    _pointwise(
+        "mod",
+        "What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0.",
+        "input0 input1",
+        "fmodf({input0}, {input1})",
+        lambda t, a, b: t.fmod(a, b),
+        vjp={"input0": passed, "input1": lambda p: p.graph.neg(p.graph.mul(p.grad, _whole(p)))},
+        aten=("fmod.Tensor self:input0 other:input1", "fmod.Scalar self:input0 other:input1"),
+    ),
+    _pointwise(
+        "pow",
+        "input0 to the power of input1; below 0 NaN but for whole powers.",
+        "input0 input1",
+        "powf({input0}, {input1})",
+        references.power,
+        note="relative error below 5e-7",
+        vjp={"input0": _of_base, "input1": _of_exponent},
+        aten=(
+            "pow.Tensor_Tensor self:input0 exponent:input1",
+            "pow.Scalar self:input0 exponent:input1",
+        ),
     ),
     _pointwise(
         "scale",
@@ -275,6 +352,65 @@ TABLE = (
         aten=("log.default self:input",),
     ),
     _pointwise(
+        "ceil",
+        "The next whole number from input on.",
+        "input",
+        "ceilf({input})",
+        lambda t, x: x.ceil(),
+        vjp=JUMPS,
+        aten=("ceil.default self:input",),
+    ),
+    _pointwise(
+        "floor",
+        "The last whole number up to input.",
+        "input",
+        "floorf({input})",
+        lambda t, x: x.floor(),
+        vjp=JUMPS,
+        aten=("floor.default self:input",),
+    ),
+    _pointwise(
+        "sin",
+        "Sine of an angle in radians; NaN of infinities.",
+        "input",
+        "gf::sin({input})",
+        lambda t, x: x.sin(),
+        note="relative error below 3e-7",
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.cos(p["input"]))},
+        aten=("sin.default self:input",),
+    ),
+    _pointwise(
+        "cos",
+        "Cosine of an angle in radians; NaN of infinities.",
+        "input",
+        "gf::cos({input})",
+        lambda t, x: x.cos(),
+        note="relative error below 3e-7",
+        vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.sin(p["input"])))},
+        aten=("cos.default self:input",),
+    ),
+    _pointwise(
+        "tan",
+        "Tangent of an angle in radians; NaN of infinities.",
+        "input",
+        "gf::tan({input})",
+        lambda t, x: x.tan(),
+        note="relative error below 5e-7",
+        vjp={
+            "input": lambda p: p.graph.mul(p.grad, p.graph.add(p.graph.mul(p["output"], p["output"]), 1.0)),
+        },
+        aten=("tan.default self:input",),
+    ),
+    _pointwise(
+        "erf",
+        "Error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to input.",
+        "input",
+        "erff({input})",
+        lambda t, x: t.erf(x),
+        vjp={"input": lambda p: p.graph.mul(p.grad, _slope_of_erf(p))},
+        aten=("erf.default self:input",),
+    ),
+    _pointwise(
         "identity",
         "input unchanged (a place to change the data type).",
         "input",
@@ -353,6 +489,26 @@ TABLE = (
         aten=("gelu.default self:input approximate=tanh",),
     ),
     _pointwise(
+        "elu",
+        "input above 0, else elu_alpha * (exp(input) - 1).",
+        "input",
+        "gf::elu({input}, {elu_alpha})",
+        lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x)),
+        _number("elu_alpha", 1.0),
+        vjp={"input": by_op("elu_backward")},
+        aten=("elu.default self:input alpha:elu_alpha",),
+    ),
+    _pointwise(
+        "softplus",
+        "log(1 + exp(softplus_beta * input)) / softplus_beta.",
+        "input",
+        "(gf::softplus({softplus_beta} * {input}) / {softplus_beta})",
+        lambda t, x, beta: references.softplus(t, beta * x) / beta,
+        _number("softplus_beta", 1.0),
+        vjp={"input": by_op("softplus_backward")},
+        aten=("softplus.default self:input beta:softplus_beta",),
+    ),
+    _pointwise(
         "relu_backward",
         "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
         "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
@@ -394,6 +550,25 @@ TABLE = (
         vjp={"loss": by_op("swish_backward"), "input": NO_SECOND},
     ),
     _pointwise(
+        "elu_backward",
+        "Gradient of elu, from that of its result: loss where input is above 0, else loss * elu_alpha * exp(input).",
+        "loss input",
+        "gf::elu_backward({loss}, {input}, {elu_alpha})",
+        lambda t, loss, x, alpha: t.where(x > 0, loss, loss * (alpha * t.exp(x))),
+        _number("elu_alpha", 1.0),
+        vjp={"loss": by_op("elu_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
+        "softplus_backward",
+        "loss * sigmoid(softplus_beta * input).",
+        "loss input",
+        "({loss} * gf::sigmoid({softplus_beta} * {input}))",
+        lambda t, loss, x, beta: loss * references.sigmoid(t, beta * x),
+        _number("softplus_beta", 1.0),
+        note=_SIGMOID_NOTE,
+        vjp={"loss": by_op("softplus_backward"), "input": NO_SECOND},
+    ),
+    _pointwise(
         "gelu_backward",
         "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
         "loss input",
@@ -428,6 +603,30 @@ TABLE = (
     _comparison("cmp_ge", ">=", operator.ge, "ge"),
     _comparison("cmp_lt", "<", operator.lt, "lt"),
     _comparison("cmp_le", "<=", operator.le, "le"),
+    _logical(
+        "logical_and",
+        "neither a nor b is 0",
+        "a b",
+        "{a} != 0.0f && {b} != 0.0f",
+        lambda t, a, b: t.logical_and(a, b).to(a.dtype),
+        "logical_and.default self:a other:b",
+    ),
+    _logical(
+        "logical_or",
+        "a or b is not 0",
+        "a b",
+        "{a} != 0.0f || {b} != 0.0f",
+        lambda t, a, b: t.logical_or(a, b).to(a.dtype),
+        "logical_or.default self:a other:b",
+    ),
+    _logical(
+        "logical_not",
+        "input is 0",
+        "input",
+        "{input} == 0.0f",
+        lambda t, x: t.logical_not(x).to(x.dtype),
+        "logical_not.default self:input",
+    ),
     _pointwise(
         "binary_select",
         "input0 where mask is not 0, else input1.",

@@ -62,6 +62,12 @@ def smaller(t, a, b):
     return t.where((a == 0) & (b == 0), -(-a - b), t.minimum(a, b))
 
 
+def power(t, a, b):
+    # torch's own, on the CPU, has other last bits in vectors. None are made of every second element.
+    pairs = t.stack(t.broadcast_tensors(a, b), -1)
+    return t.pow(pairs[..., 0], pairs[..., 1])
+
+
 GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)
 _NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
 
@@ -82,6 +88,10 @@ def sigmoid(t, x):
     # torch's own, on the CPU, has other last bits for the elements that are left over when vectors are full: a value
     # would depend on where it stands.
     return (1 + t.exp(-x)).reciprocal()
+
+
+def softplus(t, x):
+    return x.clamp(min=0) + t.log1p(t.exp(-x.abs()))
 
 
 def sigmoid_slope(t, x):

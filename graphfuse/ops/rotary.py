@@ -1,6 +1,6 @@
 """Rotary position embedding, and what stands around it: rows by number, pairs of columns, tensors joined to one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
@@ -126,6 +126,53 @@ def _rotate_pairs(t, x, a) -> dict[str, object]:
     return {"output": t.cat((turned, rest), dim=-1)}
 
 
+def _of_heads(port: str, made: str) -> Callable[[Mapping[str, Shape], Attributes, object], dict[str, Shape]]:
+    """The shape rule of cuDNN's rotation, of the port that is rotated."""
+
+    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
+        x, freqs, columns = shapes[port], shapes["freqs"], attributes["rope_dim"]
+        if len(x) != 4:
+            raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
+        if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
+            raise GraphValidationError(
+                f"rope_dim is {columns}; accepted: an even number up to {x[-1]}, the columns of {port}, or 0 for all "
+                f"of them, if they are even"
+            )
+        columns = columns or x[-1]
+        if len(freqs) != 4 or freqs[0] < x[2] or freqs[1:3] != (1, 1) or freqs[3] not in (columns, columns // 2):
+            raise GraphValidationError(
+                f"freqs must have dim [{x[2]} or more, 1, 1, {columns}], or half as many columns, of {port} {list(x)}, "
+                f"got {list(freqs)}"
+            )
+        return {made: x}
+
+    return infer
+
+
+def _whole_heads(port: str) -> Callable[..., Attributes]:
+    def frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs: object) -> Attributes:
+        return {**attributes, "rope_dim": attributes["rope_dim"] or inputs[port][-1]}
+
+    return frozen
+
+
+def _rotate_heads(port: str, made: str, inverse: bool) -> Callable[..., dict[str, object]]:
+    def reference(t, x, a) -> dict[str, object]:
+        values, columns = x[port], a["rope_dim"]
+        angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
+        how = {"interleaved": False, "inverse": inverse}
+        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
+        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
+        return {made: t.cat((rest, turned), dim=-1) * a["output_scale"]}
+
+    return reference
+
+
+def _by_freqs(name: str, made: str) -> Rule:
+    """The gradient of a rotation is the other of the two."""
+    return lambda p: getattr(p.graph, name)(p.whole(made), p["freqs"], **p.attributes)
+
+
 def _turned(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x = shapes["input"]
     if x[-1] % 2 or not x[-1]:
@@ -190,6 +237,8 @@ def _part(first: bool) -> Rule:
 
 _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
 
+_ROPE = (Attribute("output_scale", (float, int), 1.0), Attribute("rope_dim", (int,), 0))
+
 TABLE = (
     Op(
         "gather_rows",
@@ -235,13 +284,39 @@ TABLE = (
         "sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
         "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns\n"
         "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all\n"
-        "axes but the last. cuDNN's rope is another op: it takes angles.",
+        "axes but the last. rope takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
         outputs=(Port("output", label="OUT_0"),),
         infer=_rotated,
         reference=_rotate_pairs,
         attributes=(Attribute("interleaved", (bool,), False), Attribute("inverse", (bool,), False)),
         vjp={"input": _rotated_back, "cos": _ANGLES, "sin": _ANGLES},
+    ),
+    Op(
+        "rope",
+        "Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns\n"
+        "are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of\n"
+        "angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first\n"
+        "half of the columns counts and the other may be missing. rope_dim 0: all columns.",
+        inputs=(Port("input"), Port("freqs")),
+        outputs=(Port("output", label="OUTPUT"),),
+        infer=_of_heads("input", "output"),
+        frozen=_whole_heads("input"),
+        reference=_rotate_heads("input", "output", inverse=False),
+        attributes=_ROPE,
+        vjp={"input": _by_freqs("rope_backward", "output"), "freqs": _ANGLES},
+    ),
+    Op(
+        "rope_backward",
+        "Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and\n"
+        "multiplied by output_scale. Angles have no gradient. Returns DX.",
+        inputs=(Port("dY"), Port("freqs")),
+        outputs=(Port("DX"),),
+        infer=_of_heads("dY", "DX"),
+        frozen=_whole_heads("dY"),
+        reference=_rotate_heads("dY", "DX", inverse=True),
+        attributes=_ROPE,
+        vjp={"dY": _by_freqs("rope", "DX"), "freqs": _ANGLES},
     ),
     Op(
         "turn_pairs",

@@ -17,8 +17,11 @@ pytestmark = pytest.mark.torch
 CASES = {
     "relu": ({}, {"negative_slope": 0.25}, {"lower_clip": -0.5, "upper_clip": 0.75}),
     "swish": ({}, {"swish_beta": 1.702}, {"swish_beta": -0.5}, {"swish_beta": 0.0}),
+    "elu": ({}, {"elu_alpha": 1.5}, {"elu_alpha": -0.5}, {"elu_alpha": 0.0}),
+    "softplus": ({}, {"softplus_beta": 1.5}, {"softplus_beta": -0.5}),
 }
 CASES |= {f"{name}_backward": cases for name, cases in CASES.items()}
+POSITIVE = ("sqrt", "rsqrt", "log", "pow")
 
 
 def test_every_pointwise_op_has_a_reference_here():
@@ -37,7 +40,7 @@ def test_pointwise_op(name, attributes, compute):
         torch.linspace(-3, 2, 16, dtype=torch_type).view(1, 16),
         torch.tensor([0.0, 1.0, -0.0, float("nan")], dtype=torch_type).view(4, 1),
     ][:arity]
-    if name in ("sqrt", "rsqrt", "log"):
+    if name in POSITIVE:
         data = [d.abs() for d in data]
     tensors = [g.tensor(d.shape, name=f"i{i}") for i, d in enumerate(data)]
     getattr(g, name)(*tensors, **attributes, compute_data_type=compute).set_output().set_name("out")
@@ -65,7 +68,7 @@ def test_a_value_does_not_depend_on_where_it_stands(name, compute):
     torch_type = {FLOAT: torch.float32, data_type.DOUBLE: torch.float64}[compute]
     for columns in (1, 3, 15, 17, 40, 100):
         data = torch.randn(9, columns, dtype=torch_type, generator=graphs.generator("cpu", columns)) * 3
-        data = data.abs() if name in ("sqrt", "rsqrt", "log") else data
+        data = data.abs() if name in POSITIVE else data
 
         def run(rows):
             g = graphs.new(io_data_type=compute)

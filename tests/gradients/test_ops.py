@@ -82,7 +82,7 @@ BROADCAST = [
     for count in range(4)
     for ones in itertools.combinations(range(3), count)
 ]
-POSITIVE = ("log", "sqrt", "rsqrt")
+POSITIVE = ("log", "sqrt", "rsqrt", "pow")
 CLIPS = (
     {},
     {"negative_slope": 0.1},
@@ -93,7 +93,12 @@ CLIPS = (
 VARIANTS = {
     name + more: told
     for more in ("", "_backward")
-    for name, told in (("relu", CLIPS), ("swish", ({}, {"swish_beta": 1.7})))
+    for name, told in (
+        ("relu", CLIPS),
+        ("swish", ({}, {"swish_beta": 1.7})),
+        ("elu", ({}, {"elu_alpha": 1.7})),
+        ("softplus", ({}, {"softplus_beta": 1.7})),
+    )
 }
 
 
@@ -109,7 +114,8 @@ def pointwise() -> Iterator[Case]:
             given = {p: torch.linspace(-1.1, 1.3, prod(d), dtype=torch.float64).reshape(d) for p, d in shapes.items()}
             given = {p: v for p, v in given.items() if p not in ruled}
             asked = {p: d for p, d in shapes.items() if p in ruled}
-            return Case(op.name, asked, {**given, **numbers}, told, sign=op.name in POSITIVE)
+            least = 0.1237 if op.name == "mod" else 0.1  # of no two operands one is a multiple of the other
+            return Case(op.name, asked, {**given, **numbers}, told, least=least, sign=op.name in POSITIVE)
 
         for told in VARIANTS.get(op.name, ({},)):
             yield case(dict.fromkeys(ports, DIM), told)
@@ -233,6 +239,11 @@ def moves() -> Iterator[Case]:
     for told in ({}, {"interleaved": True}, {"inverse": True}, {"interleaved": True, "inverse": True}):
         for columns in (4, 5):
             yield Case("rotate_pairs", {"input": (2, 3, columns)}, {"cos": angles.cos(), "sin": angles.sin()}, told)
+    freqs = torch.linspace(0, 3, 12, dtype=torch.float64).reshape(3, 1, 1, 4)
+    for name, port in (("rope", "input"), ("rope_backward", "dY")):
+        for told in ({}, {"output_scale": 1.5, "rope_dim": 2}):
+            angles = freqs[..., : told.get("rope_dim", 4)].contiguous()
+            yield Case(name, {port: (1, 2, 3, 4)}, {"freqs": angles}, told)
     for interleaved in (False, True):
         yield Case("turn_pairs", {"input": (2, 3, 4)}, attributes={"interleaved": interleaved})
 

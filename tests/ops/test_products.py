@@ -207,6 +207,10 @@ INTEGER_OPS = {
     "cmp_ge": np.greater_equal,
     "cmp_lt": np.less,
     "cmp_le": np.less_equal,
+    "add_square": lambda a, b: a + b * b,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
     "binary_select": lambda a, b, mask: np.where(mask != 0, a, b),
 }
 

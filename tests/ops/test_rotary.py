@@ -50,6 +50,86 @@ def test_turn_pairs(interleaved):
     assert torch.equal(run(g, out, {"x": x}).double(), oracle.rotated(x, cos, sin, interleaved))
 
 
+ROPE = {"input": False, "dY": True}
+
+
+@pytest.mark.parametrize("port", ROPE)
+@given(
+    rows=st.integers(1, 4),
+    more=st.integers(0, 2),
+    rest=st.integers(0, 3),
+    pairs=st.integers(1, 4),
+    scale=st.sampled_from([None, 1, 1.37]),
+    half=st.booleans(),
+)
+def test_rope_is_cudnns(port, rows, more, rest, pairs, scale, half):
+    """The last columns by angles of rows, all of them scaled; backward turns the other way."""
+    x, freqs = (
+        normal(2, 3, rows, rest + 2 * pairs),
+        100 * normal(rows + more, 1, 1, pairs if half else 2 * pairs, seed=1),
+    )
+    g = graphs.new()
+    call = g.rope if port == "input" else g.rope_backward
+    tensors = {name: g.tensor(list(t.shape), name=name) for name, t in ((port, x), ("freqs", freqs))}
+    if rest:
+        out = call(**tensors, output_scale=scale, rope_dim=2 * pairs)
+    else:
+        out = call(*tensors.values(), scale)
+    got = run(g, out, {port: x, "freqs": freqs})
+    angles = freqs[:rows, 0, 0, :pairs].double().expand(2, 3, rows, pairs)
+    turned = oracle.rotated(x[..., rest:], angles.cos(), -angles.sin() if ROPE[port] else angles.sin())
+    want = torch.cat((x[..., :rest].double(), turned), -1) * (scale or 1)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_rope_before_attention():
+    """Queries and keys rotated and scaled in one graph with sdpa, their last columns alone."""
+    q, k, v = (normal(1, 2, 6, 12, seed=n) for n in range(3))
+    freqs, g = normal(8, 1, 1, 8, seed=3), graphs.new()
+    tensors = {name: g.tensor(list(t.shape), name=name) for name, t in (("q", q), ("k", k), ("v", v), ("freqs", freqs))}
+    turned = {
+        name: g.rope(input=tensors[name], freqs=tensors["freqs"], output_scale=1.3, rope_dim=8) for name in ("q", "k")
+    }
+    out, _ = g.sdpa(**turned, v=tensors["v"], is_inference=True, attn_scale=0.25)
+    got = run(g, out, {"q": q, "k": k, "v": v, "freqs": freqs})
+    angles = freqs[:6, 0, 0, :4].double().expand(1, 2, 6, 4)
+    both = (
+        1.3 * torch.cat((t[..., :4].double(), oracle.rotated(t[..., 4:], angles.cos(), angles.sin())), -1)
+        for t in (q, k)
+    )
+    want = torch.nn.functional.scaled_dot_product_attention(*both, v.double(), scale=0.25)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_names_of_ropes_outputs():
+    g = graphs.new()
+    x, freqs = g.tensor([1, 2, 3, 4], name="x"), g.tensor([3, 1, 1, 4], name="freqs")
+    assert g.rope(x, freqs, name="turn").get_name() == "turn::OUTPUT"
+    assert g.rope_backward(dY=x, freqs=freqs, name="back").get_name() == "back::DX"
+
+
+@pytest.mark.parametrize(
+    "shape, freqs, rope_dim, message",
+    [
+        ((2, 3, 4), (3, 1, 1, 4), 0, r"input must have rank 4, .*, got \[2, 3, 4\]"),
+        ((1, 2, 3, 5), (3, 1, 1, 4), 0, "rope_dim is 0; accepted: an even number up to 5"),
+        ((1, 2, 3, 4), (3, 1, 1, 4), 3, "rope_dim is 3; accepted: an even number up to 4"),
+        ((1, 2, 3, 4), (3, 1, 1, 4), 6, "rope_dim is 6; accepted: an even number up to 4"),
+        ((1, 2, 3, 4), (3, 1, 1, 4), -2, "rope_dim is -2; accepted"),
+        ((1, 2, 3, 4), (2, 1, 1, 4), 0, r"freqs must have dim \[3 or more, 1, 1, 4\], .*, got \[2, 1, 1, 4\]"),
+        ((1, 2, 3, 4), (3, 2, 1, 4), 0, "freqs must have dim"),
+        ((1, 2, 3, 4), (3, 1, 1, 4), 2, r"freqs must have dim \[3 or more, 1, 1, 2\]"),
+        ((1, 2, 3, 4), (3, 4), 0, "freqs must have dim"),
+    ],
+)
+def test_what_rope_does_not_take(shape, freqs, rope_dim, message):
+    g = graphs.new()
+    made = g.rope(g.tensor(shape, name="x"), g.tensor(freqs, name="freqs"), rope_dim=rope_dim, name="turn")
+    made.set_output()
+    with pytest.raises(GraphValidationError, match="node 'turn'.*" + message):
+        g.validate()
+
+
 def test_the_oracle_is_the_rule_by_elements():
     x, cos, sin = normal(2, 10), normal(2, 4, seed=1), normal(2, 4, seed=2)
     for interleaved in (False, True):

@@ -48,6 +48,10 @@ def swish(x, beta=1.0):
     return functional.silu(x) if beta == 1 else x * torch.special.expit(beta * x)
 
 
+def softplus(x, beta=1.0):
+    return torch.logaddexp(beta * x, torch.zeros_like(x)) / beta
+
+
 def relu(x, negative_slope=0.0, lower_clip=0.0, upper_clip=float("inf")):
     x = x.double()
     below = (
@@ -105,7 +109,23 @@ POINTWISE = {
     "cmp_lt": lambda a, b: torch.lt(a.double(), b.double()).double(),
     "cmp_le": lambda a, b: torch.le(a.double(), b.double()).double(),
     "binary_select": lambda a, b, mask: torch.where(mask.double() == 0, b.double(), a.double()),
+    "add_square": lambda a, b: torch.addcmul(a.double(), b.double(), b.double()),
+    "mod": lambda a, b: torch.from_numpy(np.fmod(*(t.double().cpu().numpy() for t in (a, b)))).to(a.device),
+    "pow": lambda a, b: torch.from_numpy(np.float_power(*(t.double().cpu().numpy() for t in (a, b)))).to(a.device),
+    "ceil": lambda x: torch.ceil(x.double()),
+    "floor": lambda x: torch.floor(x.double()),
+    "sin": lambda x: torch.sin(x.double()),
+    "cos": lambda x: torch.cos(x.double()),
+    "tan": lambda x: torch.tan(x.double()),
+    "erf": lambda x: torch.special.erf(x.double()),
+    "elu": lambda x, elu_alpha=1.0: functional.elu(x.double(), elu_alpha),
+    "softplus": lambda x, softplus_beta=1.0: softplus(x.double(), softplus_beta),
+    "logical_and": lambda a, b: torch.logical_and(a.double(), b.double()).double(),
+    "logical_or": lambda a, b: torch.logical_or(a.double(), b.double()).double(),
+    "logical_not": lambda x: torch.logical_not(x.double()).double(),
     "relu_backward": gradient(_clipped),
+    "elu_backward": gradient(lambda x, elu_alpha=1.0: functional.elu(x, elu_alpha)),
+    "softplus_backward": gradient(lambda x, softplus_beta=1.0: softplus(x, softplus_beta)),
     "sigmoid_backward": gradient(torch.sigmoid),
     "tanh_backward": gradient(torch.tanh),
     "swish_backward": gradient(lambda x, swish_beta=1.0: swish(x, swish_beta)),

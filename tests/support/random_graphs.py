@@ -164,6 +164,19 @@ def _margin(op: str, x: Mapping[str, torch.Tensor], told: Mapping[str, object], 
     if op in ("abs", "relu", "relu_backward"):
         clips = [0.0] if op == "abs" else [told["lower_clip"], told["upper_clip"]]
         return min(float((x["input"] - clip).abs().min()) for clip in clips)
+    if op in ("ceil", "floor"):
+        return float((x["input"] - x["input"].round()).abs().min())
+    if op == "mod":
+        quotients = x["input0"] / x["input1"]
+        return min(float(x["input1"].abs().min()) - 0.2, float((quotients - quotients.round()).abs().min()))
+    if op.startswith("logical_"):
+        return min(float(v.abs().min()) for v in x.values())
+    if op in ("elu", "elu_backward"):
+        return float(x["input"].abs().min())
+    if op == "tan":
+        return float(x["input"].cos().abs().min()) - 0.2
+    if op == "pow":
+        return float(x["input0"].min()) - 0.2
     if op in ("log", "sqrt", "rsqrt", "reciprocal"):
         values = x["input"].abs() if op == "reciprocal" else x["input"]
         return float(values.min()) - 0.2
@@ -174,6 +187,8 @@ def _unary(d: _Drawer) -> bool:
     told = {
         "relu": ({}, {"negative_slope": 0.1}, {"lower_clip": -0.5, "upper_clip": 1.0}),
         "swish": ({}, {"swish_beta": 1.5}),
+        "elu": ({}, {"elu_alpha": 1.5}),
+        "softplus": ({}, {"softplus_beta": 1.5}),
     }
     names = [op.name for op in OPS.values() if op.pointwise and [p.name for p in op.inputs] == ["input"]]
     name = d.random.choice(names)
@@ -365,6 +380,11 @@ def _rotation(d: _Drawer) -> bool:
         return False
     if x.dim[-1] % 2 == 0 and d.random.random() < 0.3:
         return d.node("turn_pairs", {"input": x}, {"interleaved": d.random.random() < 0.5})
+    if len(x.dim) == 4 and x.dim[-1] == 2 and d.random.random() < 0.7:
+        name, port = d.random.choice((("rope", "input"), ("rope_backward", "dY")))
+        freqs = torch.randn((x.dim[2], 1, 1, 2), dtype=torch.float64)
+        freqs = d.read(f"freqs{len(d.values)}", freqs, frozenset())
+        return d.node(name, {port: x, "freqs": freqs}, {"output_scale": 1.5})
     angles = torch.randn((*(1,) * (len(x.dim) - 2), x.dim[-2], x.dim[-1] // 2), dtype=torch.float64)
     given = {p: d.read(f"{p}{len(d.values)}", getattr(angles, p)(), frozenset()) for p in ("cos", "sin")}
     return d.node("rotate_pairs", {"input": x, **given}, {"interleaved": d.random.random() < 0.5})

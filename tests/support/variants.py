@@ -148,6 +148,35 @@ _EVERY_OP = (
     Op("div", (-1, 0)),  # by what varies along a row
 )
 
+_SMOOTH_OPS = (
+    Op("sin", (0,)),
+    Op("add_square", (-1, 0)),
+    Op("cos", (0,)),
+    Op("erf", (0,)),
+    Op("elu", (0,), (("elu_alpha", 0.5),)),
+    Op("softplus", (0,), (("softplus_beta", 2.0),)),
+    Op("pow", (0, -1)),
+    Op("elu_backward", (-1, 0), (("elu_alpha", 0.5),)),
+    Op("sub", (0, -1)),
+    Op("softplus_backward", (0, 0), (("softplus_beta", 2.0),)),
+    Op("pow", (-1, 0)),
+    Op("tan", (0,)),
+    Op("add_square", (0, -1)),
+)
+# From whole numbers on, all is exact.
+_OPS_THAT_JUMP = (
+    Op("floor", (0,)),
+    Op("mod", (0, -1)),
+    Op("add", (0, -1)),
+    Op("mod", (-1, 0)),
+    Op("logical_not", (0,)),
+    Op("logical_or", (0, 0)),
+    Op("logical_and", (0, -1)),
+    Op("add", (0, -1)),
+    Op("ceil", (0,)),
+    Op("mul", (0, -1)),
+)
+
 
 def _types() -> Iterator[tuple[str, Variant]]:
     """Every type of input with every type of output; weight and bias go through theirs beside them."""
@@ -281,6 +310,8 @@ FORWARD: dict[str, Variant] = {
     # Epilogues and scalars.
     "norm alone": Variant(Norm(1, 1024, beta=None)),
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),
+    "smooth ops": Variant(Norm(1, 1024, FLOAT, output=FLOAT, factor="device", chain=_SMOOTH_OPS)),
+    "ops that jump": Variant(Norm(1, 1024, factor="device", chain=_OPS_THAT_JUMP)),
     "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
     "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
     "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),

@@ -2,12 +2,20 @@
 #pragma once
 #include "graphfuse/platform.cuh"
 
-// Of CUDA's own functions, sqrtf and the operator / are rounded to nearest, expf and logf are within 2 ulp.
+// Of CUDA's own functions, sqrtf and the operator / are rounded to nearest, fmodf, ceilf and floorf exact, expf, logf,
+// erff, expm1f and log1pf within 2 ulp, powf within 4.
 #ifndef __CUDACC__
 extern "C" {
+float ceilf(float) noexcept;
+float erff(float) noexcept;
 float exp2f(float) noexcept;
 float expf(float) noexcept;
+float expm1f(float) noexcept;
+float floorf(float) noexcept;
+float fmodf(float, float) noexcept;
+float log1pf(float) noexcept;
 float logf(float) noexcept;
+float powf(float, float) noexcept;
 float sqrtf(float) noexcept;
 float tanhf(float) noexcept;
 }
@@ -101,6 +109,94 @@ GF_DEVICE float relu(float x, float slope, float lower, float upper) {
   return x > lower ? min(x, upper) : below;
 }
 
+/// x above zero, else alpha (e^x - 1).
+GF_DEVICE float elu(float x, float alpha) { return x > 0.0f ? x : alpha * expm1f(x); }
+
+/// log(1 + e^x), without the overflow of e^x.
+GF_DEVICE float softplus(float x) { return max(x, 0.0f) + log1pf(expf(-abs(x))); }
+
+// Sine, cosine and tangent. CUDA's own keep the digits of a large angle in local memory, which every kernel would
+// reserve; these have them in registers.
+
+/// An angle: quarter turns, of which only the last two bits are meant, and the rest, from -pi/4 to pi/4.
+struct Angle {
+  u32 quarters;
+  float rest;
+};
+
+/// That of |x| >= 2^16, by Payne and Hanek: x is an integer m times a power of two, and of m 2/pi the digits from those
+/// of weight 2 on are left. 62 of them are exact, of which a float has at most 30 zeros before the first other.
+GF_DEVICE Angle far_angle(float x) {
+  // 2/pi after 32 zeros.
+  constexpr u32 DIGITS[8] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                             0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
+  const u32 exponent = (as_bits(x) >> 23) & 0xffu, m = (as_bits(x) & 0x7fffffu) | 0x800000u;
+  if (exponent == 0xffu) return {0, x - x};
+  const u32 first = exponent - 120;  // of the bits that count; x = m 2^(exponent - 150)
+  u32 word[4];
+#pragma unroll
+  for (u32 i = 0; i < 5; i++) {
+    if (first >> 5 == i) {
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) word[j] = i + j < 8 ? DIGITS[i + j] : 0;
+    }
+  }
+  u64 window[3];
+#pragma unroll
+  for (u32 j = 0; j < 3; j++) window[j] = u32(((u64(word[j]) << 32 | word[j + 1]) << (first & 31)) >> 32);
+  const u64 low = window[2] * m, middle = window[1] * m + (low >> 32), high = window[0] * m + (middle >> 32);
+  const u64 turns = high << 32 | u32(middle);  // in units of 2^-62 quarters
+  const u32 quarters = u32((turns + (u64(1) << 61)) >> 62);
+  const float rest = float(double(i64(turns << 2)) * 8.5153039502163873e-20);  // pi/2 2^-64
+  return x < 0.0f ? Angle{0u - quarters, -rest} : Angle{quarters, rest};
+}
+
+/// Below 2^16 by three parts of pi/2, after Cody and Waite. The first has so few digits that its product is taken off
+/// exactly; with all of them above zero, -0 stays -0.
+GF_DEVICE Angle angle(float x) {
+  if (!(abs(x) < 65536.0f)) return far_angle(x);
+  const float shifted = fma(x, 0x1.45f306p-1f, 0x1.8p23f);  // the sum's last digit is 1
+  const float quarters = shifted - 0x1.8p23f;
+  float rest = fma(quarters, -0x1.921fb4p+0f, x);
+  rest = fma(quarters, -0x1.4442dp-24f, rest);
+  return {as_bits(shifted), fma(quarters, -0x1.84698ap-48f, rest)};
+}
+
+/// Of a rest, with a polynomial whose own relative error is 5e-9.
+GF_DEVICE float sine_of_rest(float x) {
+  const float square = x * x;
+  const float sum = fma(fma(-1.9488727e-4f, square, 8.331961e-3f), square, -0.16666651f);
+  return x * fma(sum, square, 1.0f);  // so formed that -0 stays -0
+}
+
+/// As that.
+GF_DEVICE float cosine_of_rest(float x) {
+  const float square = x * x;
+  const float sum = fma(fma(2.4402797e-5f, square, -1.3887045e-3f), square, 4.1666642e-2f);
+  return fma(fma(sum, square, -0.5f), square, 1.0f);
+}
+
+GF_DEVICE float sine(Angle of) {
+  const float size = of.quarters & 1 ? cosine_of_rest(of.rest) : sine_of_rest(of.rest);
+  return of.quarters & 2 ? -size : size;
+}
+
+/// Relative error below 3e-7, whatever x; NaN of infinities.
+GF_DEVICE float sin(float x) { return sine(angle(x)); }
+
+/// As sin.
+GF_DEVICE float cos(float x) {
+  const Angle of = angle(x);
+  return sine({of.quarters + 1, of.rest});
+}
+
+/// Relative error below 5e-7, whatever x; NaN of infinities.
+GF_DEVICE float tan(float x) {
+  const Angle of = angle(x);
+  const float sine = sine_of_rest(of.rest), cosine = cosine_of_rest(of.rest);
+  return of.quarters & 1 ? -cosine / sine : sine / cosine;
+}
+
 // Backward of activations: loss times the slope at x. At an infinite x the slope is its limit; NaN stays NaN. Where a
 // slope is a product of what grows and what vanishes, x is held within bounds beyond which what vanishes is zero.
 
@@ -135,6 +231,9 @@ GF_DEVICE float swish_backward(float loss, float x, Sigmoids s) {
   const float bounded = min(max(x, -1000.0f), 1000.0f);
   return loss * (s.plus * (1.0f + bounded * s.minus));
 }
+
+/// Above zero loss, chosen as by relu_backward, else loss alpha e^x.
+GF_DEVICE float elu_backward(float loss, float x, float alpha) { return x > 0.0f ? loss : loss * (alpha * expf(x)); }
 
 /// Of the normal distribution: e^(-x^2/2), and tail, how much of it lies beyond |x|.
 struct Normal {

@@ -23,11 +23,13 @@ COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 """Types of tensors that steps read. Others are left to torch."""
 FP8 = {torch.float8_e4m3fn: 464.0}
 """Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
-TO_BOOL = frozenset({"cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"})
+TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
 _WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
 """Ports of ops at which torch's CPU kernels take a tensor without dimensions as a number, which nothing rounds."""
+_ROUNDING_NUMBERS = frozenset({"pow", "mod"})
+"""Ops that torch gives numbers rounded to the type of its tensors, as it does to those that make truth values."""
 
 
 class Untranslated(Exception):
@@ -175,8 +177,9 @@ class CallDrawing:
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
             dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
+        rounds = compared or op in _ROUNDING_NUMBERS
         return {
-            port: self._narrowed(op, port, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if compared else v
+            port: self._narrowed(op, port, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if rounds else v
             for port, v in inputs.items()
         }
 
@@ -228,7 +231,7 @@ def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
 
 
 def _rounded(number: int | float, dtype: torch.dtype) -> int | float:
-    """The number that torch compares tensors of a type with, given this one."""
+    """The number that torch compares tensors of a type with, or computes powers of them by, given this one."""
     return torch.tensor(number, dtype=dtype).item() if dtype in ROUNDED else number
 
 

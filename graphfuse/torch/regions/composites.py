@@ -105,7 +105,7 @@ def _power(d: CallDrawing) -> Value:
         return d.step("sqrt" if exponent > 0 else "rsqrt", {"input": x})
     if exponent == -1:
         return d.step("reciprocal", {"input": x})
-    raise Untranslated(f"a power of {exponent}; accepted: 2, 3, 0.5, -0.5, -1")
+    return d.step("pow", {"input0": x, "input1": exponent})
 
 
 def _clamp(d: CallDrawing, low: object, high: object) -> Value:
