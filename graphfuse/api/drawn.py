@@ -173,7 +173,7 @@ class Drawn(Recorded, OpMethods):
         inputs = self._inputs(where, op, given, name)
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
-        named = {port: given[port] for port in op.given if given.get(port) is not None}
+        named: dict[str, Any] = {port: given[port] for port in op.given if given.get(port) is not None}
         for port, t in named.items():
             self._check_operand(where, port, t)
         outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.returned}
