@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.gpu
+from support import example_scripts
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.gpu
 
 JOB = """
 import hashlib, json, time, torch, graphfuse
@@ -64,7 +64,6 @@ def test_the_build_time_benchmark_measures_what_it_says(tmp_path):
     assert medians["cold"]["compiled"] == 1 and medians["warm"]["compiled"] == 0
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_examples(path):
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("path", example_scripts.EXAMPLES, ids=lambda p: p.stem)
+def test_examples(path, tmp_path):
+    example_scripts.run(path, cwd=tmp_path)

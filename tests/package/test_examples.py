@@ -1,13 +1,11 @@
 """Every example runs and finds its own result right."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+from support.example_scripts import EXAMPLES, run
+
 # Losses are learned, and agree, long before all steps are done.
 ARGUMENTS = {"train_decoder": ("--steps", "40")}
 
@@ -19,8 +17,6 @@ WHOLE = {
     "qk_norm_attention": (["rows", "rows", "reference"], False),
 }
 
-
-NEEDS = {"wan_vae_decode": "diffusers"}
 
 # Its modules are a first case of tests/training/test_sharded.py, also on two ranks; each imports torch anew.
 FURTHER = {"sequence_parallel"}
@@ -36,12 +32,8 @@ FURTHER = {"sequence_parallel"}
     ],
 )
 def test_example(path, tmp_path):
-    if path.stem in NEEDS:
-        pytest.importorskip(NEEDS[path.stem])
-    command = [sys.executable, path, *ARGUMENTS.get(path.stem, ())]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert any(engine in done.stdout for engine in ("reference", "rows", "add_relu", "agree", "fused_add_rmsnorm"))
+    told = run(path, *ARGUMENTS.get(path.stem, ()), cwd=tmp_path)
+    assert any(engine in told for engine in ("reference", "rows", "add_relu", "agree", "fused_add_rmsnorm"))
 
 
 def test_there_are_examples():
@@ -54,7 +46,7 @@ def test_there_are_examples():
 def test_examples_of_whole_graphs_tell_regions_engines_and_bytes(name, tmp_path):
     engines, less = WHOLE[name]
     path = next(p for p in EXAMPLES if p.stem == name)
-    told = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    told = run(path, cwd=tmp_path)
     chosen = told.partition("\nchosen\n")[2].partition("\n  because ")[0].splitlines()
     assert [line.split()[0].partition("[")[0] for line in chosen] == engines
     read, written, read_before, written_before = map(

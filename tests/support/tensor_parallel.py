@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import GraphModule
 
 from graphfuse import ModelError
 from graphfuse.functional import symmetric
 from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.compile_backend import compiled as compile_backend
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum
 from support.small_models import SMALL
@@ -183,5 +185,31 @@ def compiled(mesh: DeviceMesh) -> None:
         assert counted["regions"] == 2 * layers, counted
 
 
+def compiled_by_older_torch(mesh: DeviceMesh) -> None:
+    """Torch before 2.13 traces methods of DTensors as functions that it makes, with their arguments in them."""
+    replace = compile_backend.over_ranks.replace
+
+    def replace_in_older(module: GraphModule):
+        for node in module.graph.find_nodes(op="call_method"):
+            if node.target in ("redistribute", "to_local"):
+                first, *rest = node.args
+                node.op, node.args, node.target = "call_function", (first,), _prim(node.target, rest, node.kwargs)
+                node.kwargs = {}
+        module.recompile()
+        return replace(module)
+
+    with mock.patch.object(compile_backend.over_ranks, "replace", replace_in_older):
+        compiled(mesh)
+
+
+def _prim(name: str, args, named):
+    def called(x):
+        return getattr(x, name)(*args, **named)
+
+    called.__name__ = f"prim_{name}"
+    return called
+
+
 ON_GPUS = {f.__name__: f for f in (fused, trained, compiled)}
-CASES = ON_GPUS | {f.__name__: f for f in (read_by_others, in_one_memory, a_residual_that_is_changed)}
+_ON_CPUS = (compiled_by_older_torch, read_by_others, in_one_memory, a_residual_that_is_changed)
+CASES = ON_GPUS | {f.__name__: f for f in _ON_CPUS}

@@ -77,10 +77,10 @@ def can_be_summed(program: Program, number: int) -> bool:
 
 def summed(t: Node) -> Node | None:
     """The node that has the parts of a sum over ranks, of which `t` is the whole on each; None if it is none."""
-    if (t.op, t.target) != ("call_method", "to_local") or len(t.args) != 1 or t.kwargs:
+    if _method(t) != "to_local" or len(t.args) != 1 or t.kwargs:
         return None
     whole = t.args[0]
-    if (whole.op, whole.target) != ("call_method", "redistribute") or [*whole.users] != [t]:
+    if _method(whole) != "redistribute" or [*whole.users] != [t]:
         return None
     partial = whole.args[0]
     before, after = value(partial), value(whole)
@@ -90,6 +90,14 @@ def summed(t: Node) -> Node | None:
         return None
     (placement,), (made,) = before.placements, after.placements
     return partial if placement.is_partial("sum") and made.is_replicate() else None
+
+
+def _method(node: Node) -> str:
+    """The method of a DTensor that a node calls. Torch before 2.13 has it in a function, with its arguments."""
+    if node.op == "call_method":
+        return str(node.target)
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name.removeprefix("prim_") if name.startswith("prim_") else ""
 
 
 def behind_sum(program: Program) -> Program:
