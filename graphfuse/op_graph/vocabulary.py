@@ -54,7 +54,7 @@ def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) 
 
 
 def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
-    """What is given, with the parts of tuples under their own names."""
+    """Arguments that are given, with the parts of tuples under their own names."""
     found = {name: value for name, value in given.items() if name not in op.tuples}
     for name in op.tuples:
         value = given.get(name)

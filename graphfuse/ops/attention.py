@@ -199,16 +199,22 @@ def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], output
 
 @dataclass(frozen=True)
 class _Scores:
-    """What softmax is of. q, k, v: with one head of k and v for each of q, and zeros beyond each sequence's end.
-    scaled: scores, scaled and shifted, -infinity where masked. kept: what dropout multiplies, None without it."""
+    """Scores that softmax is of, and what they are made of.
+
+    q, k, v: with one head of k and v for each of q, and zeros beyond each sequence's end.
+    scaled: scores, scaled and shifted, -infinity where masked.
+    kept: what dropout multiplies; None without it.
+    rows: whether a row is within its sequence; None for all.
+    sink: a score beside those of each row; None without it.
+    """
 
     q: object
     k: object
     v: object
     scaled: object
     kept: object
-    rows: object  # whether a row is within its sequence; None for all
-    sink: object  # a score beside those of each row; None without it
+    rows: object
+    sink: object
 
 
 def _lengths(t, x, of: str):

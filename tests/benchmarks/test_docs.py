@@ -98,8 +98,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     made = bench_record.all_reduce() | {"environment": other}
     record.write(folder, "all-reduce", other, made)
     for where in (here, other):
-        for kind in ("models", "followers"):
-            record.write(folder, f"{kind}-part", where, programs[kind]() | {"environment": where})
+        record.write(folder, "models", where, programs["models"]() | {"environment": where})
+        record.write(folder, "followers-part", where, programs["followers"]() | {"environment": where})
         record.write(folder, "wan-vae", where, bench_record.wan_vae_model() | {"environment": where})
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())

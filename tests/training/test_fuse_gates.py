@@ -102,7 +102,7 @@ class Block(torch.nn.Module):
         self.activation = torch.nn.SiLU()
 
     def forward(self, x):
-        return x + self.activation(self.two(F.silu(self.one(x)).sin()))
+        return x + self.activation(self.two(F.silu(self.one(x)).atan()))
 
 
 def drawn(*shape, dtype=HALF, seed=0):

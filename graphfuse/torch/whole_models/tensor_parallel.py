@@ -60,7 +60,7 @@ class DeferredSum(torch.Tensor):
         self._residual_version = None if residual is None or residual.is_inference() else residual._version
         self._total: torch.Tensor | None = None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch_private.disabled_torch_function()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -126,7 +126,7 @@ def normed(of: FusedCalls, module: torch.nn.Module, x: DeferredSum) -> torch.Ten
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
     """Entry of a module whose result `RowwiseParallel` adds up over ranks; None for others."""
     style = torch_private.rowwise_style(module) if "torch.distributed.tensor" in sys.modules else None
-    if style is None:
+    if style is None or DeferredSum.__torch_function__ is None:
         return None
     kind = type(module).__name__
     if not style.is_whole_and_local:
