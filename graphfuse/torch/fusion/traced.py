@@ -8,7 +8,8 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Graph, Interpreter, Node
@@ -36,13 +37,13 @@ class CallOperand:
     number: int
 
 
-@dataclass(frozen=True)
-class TracedCall:
-    """A call. function: an operation of torch, or the number of a module. args, named: places and numbers."""
+class TracedCall(NamedTuple):
+    """A call. function: an operation of torch, or the number of a module. args, named: places and numbers. Dynamo of
+    torch 2.10 knows the types of what a tuple has, and not of a frozen dataclass's."""
 
     function: Callable[..., object] | int
     args: tuple[object, ...]
-    named: Mapping[str, object] = field(default_factory=dict)
+    named: Mapping[str, object]
 
 
 @dataclass(frozen=True)
