@@ -148,6 +148,39 @@ def test_a_norm_that_is_changed_afterwards_is_what_it_is(wan):
     assert len(heard) == 2
 
 
+class WithBuffers(torch.nn.Module):
+    """A block with a norm whose weight is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = BufferNorm(), torch.nn.Linear(64, 64)
+
+    def forward(self, x, scale, shift):
+        return x + self.linear(self.norm(x) * (1 + scale) + shift)
+
+
+class BufferNorm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.rand(64))
+
+    def forward(self, x):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight)
+
+
+def test_a_buffer_of_another_type_than_before():
+    torch.manual_seed(0)
+    block = WithBuffers().bfloat16()
+    given = [torch.randn(shape).bfloat16() for shape in ((2, 5, 64), (2, 1, 64), (2, 1, 64))]
+    fuse(block)
+    with torch.no_grad():
+        for dtype in (torch.bfloat16, torch.float32):
+            block.norm.weight = block.norm.weight.to(dtype)
+            got, plain = block(*given), copy.deepcopy(block)
+            unfuse(plain)
+            torch.testing.assert_close(got, plain(*given), atol=0.02, rtol=0.02)
+
+
 def test_gradients_are_those_of_the_class():
     torch.manual_seed(0)
     block = DiTBlock(64, 2)

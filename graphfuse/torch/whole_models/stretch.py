@@ -86,10 +86,10 @@ class Stretch:
         for module in modules:
             if not (_called_plainly(module) and runs_its_class(module)):
                 return None
-            tensors += module._parameters.values()
+            tensors += (*module._parameters.values(), *module._buffers.values())
         has_gradients, known = torch.is_grad_enabled(), []
         for t in tensors:
-            if t is None and len(known) >= len(given):  # a parameter that a norm is without
+            if t is None and len(known) >= len(given):  # one that a norm is without
                 known.append(None)
                 continue
             if not isinstance(t, torch.Tensor) or not torch_private.is_plain(t) or t.device.type not in _RUN_ON:
