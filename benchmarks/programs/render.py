@@ -26,6 +26,7 @@ from graphfuse.benchmarks.programs import (
     plot,
     profile,
     ranking,
+    tensor_parallel_record,
     torch_products,
     wan_block,
     wan_vae,
@@ -161,6 +162,11 @@ def _all_reduce(record: dict) -> str:
     return _told(_where(record["environment"], {}), verdicts, all_reduce_record.table(record))
 
 
+def _tensor_parallel(record: dict) -> str:
+    verdicts = tables.judged(tensor_parallel_record.TARGETS, record)
+    return _told(_where(record["environment"], {}), verdicts, tensor_parallel_record.table(record))
+
+
 def _wan_vae(record: dict) -> str:
     where = _where(record["environment"], record["versions"])
     told = _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
@@ -208,6 +214,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "wan-vae": _wan_vae,
     "ranking": _ranking,
     "all-reduce": _all_reduce,
+    "tensor-parallel": _tensor_parallel,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
     **dict.fromkeys(["models", "models-part"], _models),
     **dict.fromkeys(["followers", "followers-part"], _followers),

@@ -97,6 +97,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
     made = bench_record.all_reduce() | {"environment": other}
     record.write(folder, "all-reduce", other, made)
+    made = bench_record.tensor_parallel() | {"environment": other}
+    record.write(folder, "tensor-parallel", other, made)
     for where in (here, other):
         record.write(folder, "models", where, programs["models"]() | {"environment": where})
         record.write(folder, "followers-part", where, programs["followers"]() | {"environment": where})
@@ -162,6 +164,9 @@ def test_places_of_other_records_render(rendered):
     text = rendered["all-reduce.md"]
     assert "| 6 x 6144 | 5.00 | 2.00 | 9.00 |" in text
     assert "| times as fast as the best peer, at worst | ≥ 1 | 1.800 | met |" in text
+    text = rendered["tensor-parallel.md"]
+    assert "| decode: times as fast as torch.compile, with our backend, at worst | ≥ 1.15 | 1.500 | met |" in text
+    assert "| qwen3-8b/prefill-1x4096 | 3.000 (2.700 to 3.300) | RuntimeError: none | 2.000 (1.800 to 2.200) |" in text
     text = rendered["wan-block.md"]
     assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
     assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text
