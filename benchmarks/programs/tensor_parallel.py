@@ -168,7 +168,7 @@ def _graph_sampler(call: Callable[[], object]) -> Callable[[], float]:
     torch.cuda.synchronize()
     distributed.barrier()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog queries events meanwhile
         call()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
