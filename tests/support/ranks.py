@@ -1,4 +1,7 @@
-"""Functions run on several ranks: a process each, started once for all of them."""
+"""Functions run on several ranks: a process each, started once for all of them.
+
+On CPUs, ranks are forks of one process that has imported torch: no rank does so anew. CUDA survives no fork.
+"""
 
 import datetime
 import json
@@ -12,6 +15,9 @@ import torch
 SECONDS = 60
 """After which a rank no longer waits for another, which has then failed."""
 
+_IMPORTED = ("graphfuse.torch", "torch._inductor.compile_fx", "torch.distributed.tensor.parallel")
+"""What ranks are forked with: graphfuse before torch has DTensors, as in a program."""
+
 
 def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2) -> Mapping[str, Sequence[str]]:
     """What went wrong, by name: the traceback of each rank that failed.
@@ -19,8 +25,11 @@ def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2
     module: its CASES has the functions of these names, which take the mesh of all ranks. backend: gloo on the CPU, or
     nccl on as many GPUs as there are ranks.
     """
+    start = "forkserver" if backend == "gloo" else "spawn"
+    torch.multiprocessing.get_context(start).set_forkserver_preload([*_IMPORTED])
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_rank, (module, tuple(names), backend, ranks, folder), nprocs=ranks)
+        given = module, tuple(names), backend, ranks, folder
+        torch.multiprocessing.start_processes(_rank, given, nprocs=ranks, start_method=start)
         found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
     return {name: [made[name] for made in found if made[name]] for name in names}
 
@@ -31,7 +40,7 @@ def _rank(rank: int, module: str, names: Sequence[str], backend: str, ranks: int
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    functions = importlib.import_module(module).CASES  # which imports graphfuse before torch has DTensors
+    functions = importlib.import_module(module).CASES
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

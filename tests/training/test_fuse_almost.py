@@ -12,7 +12,8 @@ from support.almost_norms import COLUMNS, bodies, layers, made, tensor
 
 HALF, OTHER_HALF = torch.bfloat16, torch.float16
 
-MODULES = list(bodies())
+MODULES, LAYERS = list(bodies()), list(layers())
+PARTS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -176,26 +177,37 @@ def replaced_and_same(name: str, body: str) -> bool:
     return True
 
 
+@pytest.mark.some(1)
 @pytest.mark.filterwarnings("ignore")
-def test_modules_that_are_almost_norms():
-    assert len(MODULES) >= 250 and len({name for name, _ in MODULES}) == len(MODULES)
-    replaced = {name for name, body in MODULES if replaced_and_same(name, body)}
+@pytest.mark.parametrize("part", range(PARTS))
+def test_modules_that_are_almost_norms(part):
+    """Each part has some of every kind of twist."""
+    modules = dict(MODULES[part::PARTS])
+    replaced = {name for name, body in modules.items() if replaced_and_same(name, body)}
     # Those whose twist is compared at each call, or changes nothing.
-    assert len(replaced) >= 80
+    assert len(replaced) >= 80 // PARTS
     kinds = {"self.on", "Norm.shared", "1e-5: EPS", "2: self.power", "-1: AXES", "y = self.still(y)"}
-    assert kinds <= replaced
+    assert kinds & modules.keys() <= replaced
 
 
+@pytest.mark.some(1)
 @pytest.mark.filterwarnings("ignore")
-def test_layers_that_are_almost_straight():
+@pytest.mark.parametrize("part", range(PARTS))
+def test_layers_that_are_almost_straight(part):
     """Whose sums and norms are one where nothing else can come in."""
-    found = dict(layers())
+    found = dict(LAYERS[part::PARTS])
     replaced = {name for name, body in found.items() if replaced_and_same(name, body)}
-    assert {
+    kinds = {
         "pass",
         "h = h * self.gain",
         "h, _ = self.parts(h)",
         "h = h * NUMBER",
         "h = h * (2 if self.on else 1)",
-    } <= replaced
-    assert len(replaced) >= 20 and len(found) - len(replaced) >= 10
+    }
+    assert kinds & found.keys() <= replaced
+    assert len(replaced) >= 20 // PARTS and len(found) - len(replaced) >= 10 // PARTS
+
+
+def test_twists_have_names_of_their_own():
+    for cases, least in ((MODULES, 250), (LAYERS, 45)):
+        assert len(cases) >= least and len({name for name, _ in cases}) == len(cases)
