@@ -13,6 +13,8 @@ from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 PRODUCTS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad")
 """Ops after which pointwise nodes are taken."""
 
+ATTENTION = ("sdpa", "sdpa_backward")
+
 NORMALIZING = (
     "rmsnorm",
     "rmsnorm_backward",
@@ -73,7 +75,7 @@ def _shape(graph: FrozenGraph, index: int) -> tuple[int, ...]:
 
 PATTERN = Pattern(
     "epilogue",
-    tuple(map(single, (*PRODUCTS, "sdpa"))),
+    tuple(map(single, (*PRODUCTS, *ATTENTION))),
     lambda match: ProductFacts(match.anchor.name, match.subgraph),
     grow,
 )

@@ -16,7 +16,7 @@ MODES = (heur_mode.A, heur_mode.B, heur_mode.FALLBACK)
 
 _DESELECTED = "Deselecting execution plan"  # what the package says of a plan that has a refused note
 
-MULTIPLIES = frozenset({"matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "sdpa"})
+MULTIPLIES = frozenset({"matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "sdpa", "sdpa_backward"})
 """Ops that tensor cores work for."""
 
 REFUSED = (

@@ -1,12 +1,14 @@
-"""Attention by the kernels that torch has for it: cuDNN's, flash attention, memory-efficient attention.
+"""Attention and its gradients by kernels that torch has: cuDNN's, flash attention, memory-efficient attention.
 
 All keep scores and sums in float32, and round exponentials to the type of what is read. Torch's own arithmetic of
-several steps, which rounds scores, is never used.
+several steps, which rounds scores, is never used. Kernels know a band around the diagonal; any other mask is drawn, as
+a bias of 0 and -infinity.
 """
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from graphfuse.base.dtypes import data_type
@@ -14,14 +16,19 @@ from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
+from graphfuse.ops.attention import of_heads, seen, within
 
 WIDEST = 256
 """Columns of q, k and v at most."""
 
 _BYTES = 16
 _TOGETHER = 8  # elements of 16 bits
+_BIAS, _ROWS = 16, 32  # columns of a bias, and rows of statistics, that memory-efficient attention reads together
 
 _NARROW = (data_type.BFLOAT16, data_type.HALF)
+
+_MASKS = ("block_mask", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv")
+_FORWARD, _BACKWARD = ("q", "k", "v"), ("q", "k", "v", "o", "dO", "stats")
 
 
 @dataclass(frozen=True)
@@ -42,21 +49,37 @@ class Band:
         return self.left is None and (self.right is None or self.right == 0 and not self.uneven)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Options that a kernel is told.
+
+    band: None where the mask is drawn.
+    attributes: the node's.
+    ports: names of what is read, then of what is written.
+    scale: None where execute gives it.
+    """
+
+    band: Band | None
+    attributes: Mapping[str, object]
+    ports: tuple[str, ...]
+    scale: float | None
+
+
 def attention(facts: Subgraph) -> TorchCall | No:
-    """The node alone."""
+    """The node alone: attention or its gradients."""
     (node,) = facts.nodes
     tensors = facts.graph.tensors
-    q, k, v = (tensors[node.input(port)] for port in "qkv")
-    o = tensors[node.output("O")]
-    stats = [tensors[t] for port, t in node.outputs if port == "Stats" and t in facts.outputs]
-    outputs = [o, *stats]
-    if o.id not in facts.outputs:
-        return No(f"{o} is not read; accepted: nodes that make O")
-    found = _mask(node, q, k)
-    if isinstance(found, No):
-        return found
+    back = node.op_name == "sdpa_backward"
+    read = {port: tensors[t] for port, t in node.inputs if port != "attn_scale"}
+    made = {port: tensors[t] for port, t in node.outputs if t in facts.outputs}
+    if not back and "O" not in made:
+        return No(f"{tensors[node.output('O')]} is not read; accepted: nodes that make O")
+    multiply = [read[port] for port in (_BACKWARD[:-1] if back else _FORWARD)]
     reasons = itertools.chain(
-        (multiplied(q, k, v),), map(unfit, outputs), (_kinds(node, q, v, outputs),), map(_lying, (q, k, v))
+        (multiplied(*multiply),),
+        map(unfit, (*read.values(), *made.values())),
+        (_kinds(node, read, made),),
+        map(_lying, multiply),
     )
     if why := next(filter(None, reasons), None):
         return No(why)
@@ -67,8 +90,9 @@ def attention(facts: Subgraph) -> TorchCall | No:
         if not t.by_value and t.value is None:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
         scale, numbers = t.value, () if t.value is not None else (given,)
-    bind = partial(_bind, found, bool(stats), scale)
-    return TorchCall((*map(TorchView.of, (q, k, v)), *map(TorchView.of, outputs)), bind, numbers)
+    a = dict(node.attributes)
+    asked = Asked(_band(a, read), a, (*read, *made), scale)
+    return TorchCall(tuple(map(TorchView.of, (*read.values(), *made.values()))), partial(_bind, asked), numbers)
 
 
 def _lying(t: FrozenTensor) -> str | None:
@@ -81,83 +105,254 @@ def _lying(t: FrozenTensor) -> str | None:
     return None if t.alignment >= _BYTES else f"{t} is aligned to {t.alignment} bytes; accepted: {_BYTES}"
 
 
-def _mask(node: Node, q: FrozenTensor, k: FrozenTensor) -> Band | No:
-    a, (rows, others) = dict(node.attributes), (q.dim[2], k.dim[2])
+def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | None:
+    rows, others = read["q"].dim[2], read["k"].dim[2]
     left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
+    if any(port in read for port in ("bias", *_MASKS)):
+        return None
     if left is None and right is None:
         return Band(None, None, False)
     if rows == others:
         return Band(left, right, False)
-    if a["diagonal_alignment"] is diagonal_alignment.TOP_LEFT:
-        return No(f"{node} has a diagonal from the top left of {rows} x {others} scores; accepted: to the bottom right")
-    if rows > others:
-        return No(f"{node} has rows of q with nothing to attend to; accepted: at most the {others} rows of k")
-    return Band(left, right, True)
+    ends = a["diagonal_alignment"] is diagonal_alignment.BOTTOM_RIGHT and rows < others
+    return Band(left, right, True) if ends else None
 
 
-def _kinds(node: Node, q: FrozenTensor, v: FrozenTensor, outputs: list[FrozenTensor]) -> str | None:
-    o, *stats = outputs
-    unknown = [port for port, _ in node.inputs if port not in ("q", "k", "v", "attn_scale")]
+def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
+    q, k, v = (read[port] for port in _FORWARD)
+    unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS)]
     unknown += [name for name in ("use_alibi_mask", "stats_use_log2") if dict(node.attributes).get(name)]
-    unknown += [port for port in node.op.given if node.output(port) is not None]
+    unknown += [port for port in made if port not in ("O", "Stats", "dQ", "dK", "dV", "dBias")]
     if unknown:
         return f"{node} has a {unknown[0]}; accepted: none"
     if q.dtype not in _NARROW:
         return f"{q} is wide; accepted: {', '.join(t.name for t in _NARROW)}"
     if q.dim[3] != v.dim[3]:
         return f"{q} and {v} have other columns; accepted: as many"
+    if k.dim[1] != v.dim[1]:
+        return f"{k} and {v} have other heads; accepted: as many"
     if q.dim[3] % 8 or not 0 < q.dim[3] <= WIDEST:
         return f"{q} has {q.dim[3]} columns; accepted: multiples of 8 up to {WIDEST}"
-    if o.dtype is not q.dtype:
-        return f"{o} is not of q's type; accepted: {q.dtype.name}"
-    if any(t.dtype is not data_type.FLOAT for t in stats):
-        return f"{stats[0]} is no FLOAT; accepted: FLOAT"
-    if not o.elements:
-        return f"{o} has no elements"
-    return None
+    for port, t in (read | made).items():
+        kind = data_type.FLOAT if port.lower() == "stats" else None if port in _MASKS else q.dtype
+        if kind is not None and t.dtype is not kind:
+            return f"{t} is no {kind.name}; accepted: {kind.name}"
+    empty = next((t for t in read.values() if not t.elements), None)
+    return None if empty is None else f"{empty} has no elements"
 
 
-def _bind(mask: Band, stats: bool, scale: float | None, torch, q, k, v, *outputs) -> Callable[..., object]:
-    o = outputs[0]
-    attended = _kernel(torch, mask, stats, q, k, v)
-    if not stats:
-        return lambda *number: o.copy_(attended(scale=number[0] if number else scale)[0])
-    # Some kernels have an axis of extent 1 behind the rows.
-    log_sums = outputs[1].squeeze(3)
+def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
+    given = dict(zip(asked.ports, tensors, strict=True))
+    x = {port: given.pop(port) for port in asked.ports if port in (*_BACKWARD, "bias", *_MASKS)}
+    back = "dO" in x
+    extra = "dBias" in given if back else "Stats" in given
+    if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
+        asked = replace(asked, band=None)  # flash attention of the CPU knows no bands
+    kernel = _kernel(torch, asked, x, back and extra)[back]
 
     def run(*number: float) -> None:
-        made = attended(scale=number[0] if number else scale)
-        o.copy_(made[0])
-        log_sums.copy_(made[1].reshape(q.shape[:3]))
+        scale = number[0] if number else asked.scale
+        call = _call(torch, asked, x, scale, extra)
+        made = kernel(torch.ops.aten, call)
+        for port, found in zip(("dQ", "dK", "dV", "dBias") if back else ("O", "Stats"), made, strict=False):
+            if port in given:
+                given[port].copy_(_fitted(torch, call, port, found, given[port].shape))
 
     return run
 
 
-def _kernel(torch, mask: Band, stats: bool, q, k, v) -> Callable[..., tuple]:
-    """Function that computes attention, given the scale: of torch's choice, where it has several kernels."""
-    causal, aten = mask.right is not None, torch.ops.aten
-    if not mask.plain:
-        return _banded(torch, mask, q, k, v)
+@dataclass(frozen=True)
+class _Call:
+    """A kernel's operands.
+
+    x: tensors by port, with zeros beyond each sequence's end.
+    shift: what is added to scores; None for nothing.
+    anything: whether each row has something to attend to; None if all have.
+    causal: whether the kernel masks what is right of the diagonal.
+    band: the other bands of flash attention.
+    scale: of scores.
+    extra: whether Stats or dBias are wanted.
+    """
+
+    x: Mapping[str, object]
+    shift: object
+    anything: object
+    causal: bool
+    band: Band | None
+    scale: float
+    extra: bool
+
+    @property
+    def read(self) -> tuple:
+        """q, k and v; of gradients the loss before them, and o and stats as flash attention has them behind."""
+        found = tuple(self.x[port] for port in ("dO", "q", "k", "v", "o") if port in self.x)
+        return (*found, self.x["stats"].squeeze(3).contiguous()) if "stats" in self.x else found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of q and of k."""
+        return self.x["q"].shape[2], self.x["k"].shape[2]
+
+    @property
+    def unused(self) -> tuple:
+        """Seed and offset of dropout, which nothing reads."""
+        empty = self.x["q"].new_empty(2)
+        return empty, empty
+
+
+def _call(torch, asked: Asked, x, scale: float, extra: bool) -> _Call:
+    causal = asked.band is not None and asked.band.right is not None
+    if asked.band is not None:
+        return _Call(x, None, None, causal, asked.band, scale, extra)
+    masks = seen(torch, x, asked.attributes, x["q"], x["k"].shape[2])
+    shift = _drawn(torch, x, masks.all)
+    anything = (shift != -math.inf).any(dim=-1, keepdim=True)
+    # Memory beyond a sequence may hold NaN, which zero times it would be.
+    ends = {"q": masks.rows, "o": masks.rows, "dO": masks.rows, "k": masks.columns, "v": masks.columns}
+    x = x | {port: within(torch, x[port], end) for port, end in ends.items() if port in x}
+    if "stats" in x:
+        # The exponentials of what is masked, less infinity, are zeros.
+        x["stats"] = torch.where(anything, x["stats"], math.inf)
+    whole = shift.expand(*x["q"].shape[:3], -1)
+    return _Call(x, whole, anything, False, None, scale, extra)
+
+
+def _drawn(torch, x, masks):
+    """The bias, -infinity where masked, where kernels can read it."""
+    q, bias, columns = x["q"], x.get("bias"), x["k"].shape[2]
+    if not masks and _readable(bias, columns):
+        return bias
+    parts = [t.shape for t in (*masks, bias) if t is not None]
+    extents = torch.broadcast_shapes((1, 1, q.shape[2], columns), *parts)
+    room = -(-columns // _BIAS) * _BIAS
+    drawn = torch.zeros((*extents[:3], room), dtype=q.dtype, device=q.device)[..., :columns]
+    if bias is not None:
+        drawn.copy_(bias)
+    for mask in masks:
+        drawn.masked_fill_(~mask, -math.inf)
+    return drawn
+
+
+def _readable(bias, columns: int) -> bool:
+    apart = [s for e, s in zip(bias.shape[:3], bias.stride()[:3], strict=True) if e > 1]
+    whole = bias.shape[3] == columns and not columns % _BIAS and bias.stride(3) == 1
+    return whole and not any(s % _TOGETHER for s in apart) and not bias.data_ptr() % _BYTES
+
+
+def _fitted(torch, call: _Call, port: str, found, extents):
+    """A kernel's result as the op has it."""
+    if port == "dBias":
+        return found.float().sum_to_size(extents)
+    if port == "Stats":
+        # Some kernels have an axis of extent 1 behind the rows, some have more rows.
+        found = found.reshape(*extents[:2], -1, 1)[:, :, : extents[2]]
+    if call.anything is None or port not in ("O", "Stats"):
+        return found
+    return torch.where(call.anything, found, 0.0 if port == "O" else -math.inf)
+
+
+def _kernel(torch, asked: Asked, x, of_bias: bool) -> tuple[Callable, Callable]:
+    """Forward and backward of torch's choice, where it has several kernels."""
+    q, k = x["q"], x["k"]
     if not q.is_cuda:
-        return partial(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, v, 0.0, causal)
-    number = aten._fused_sdp_choice.default(q, k, v, None, 0.0, causal, enable_gqa=q.shape[1] != k.shape[1])
-    if number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
-        return partial(aten._scaled_dot_product_cudnn_attention.default, q, k, v, None, stats, 0.0, causal, False)
-    return partial(aten._scaled_dot_product_flash_attention.default, q, k, v, 0.0, causal, False)
+        return _cpu, _cpu_backward
+    call = _call(torch, asked, x, 1.0, False)
+    if call.band is not None and not call.band.plain:
+        return _banded, _banded_backward
+    if not of_bias:
+        choice = torch.ops.aten._fused_sdp_choice.default
+        number = choice(
+            *(call.x[port] for port in _FORWARD), call.shift, 0.0, call.causal, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        if number == int(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            return _cudnn, _cudnn_backward
+    return (_flash, _flash_backward) if call.shift is None else (_efficient, _efficient_backward)
 
 
-def _banded(torch, mask: Band, q, k, v) -> Callable[..., tuple]:
+def _cpu(aten, c: _Call) -> tuple:
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(
+        *c.read, 0.0, c.causal, attn_mask=c.shift, scale=c.scale
+    )
+
+
+def _cpu_backward(aten, c: _Call) -> tuple:
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        *c.read, 0.0, c.causal, attn_mask=c.shift, scale=c.scale
+    )
+
+
+def _cudnn(aten, c: _Call) -> tuple:
+    kernel = aten._scaled_dot_product_cudnn_attention.default
+    return kernel(*c.read, c.shift, c.extra, 0.0, c.causal, False, scale=c.scale)[:2]
+
+
+def _cudnn_backward(aten, c: _Call) -> tuple:
+    kernel = aten._scaled_dot_product_cudnn_attention_backward.default
+    *read, stats = c.read
+    return kernel(*read, stats.unsqueeze(3), *c.unused, c.shift, None, None, *c.shape, 0.0, c.causal, scale=c.scale)
+
+
+def _flash(aten, c: _Call) -> tuple:
+    return aten._scaled_dot_product_flash_attention.default(*c.read, 0.0, c.causal, False, scale=c.scale)[:2]
+
+
+def _flash_backward(aten, c: _Call) -> tuple:
+    kernel = aten._scaled_dot_product_flash_attention_backward.default
+    return kernel(*c.read, None, None, *c.shape, 0.0, c.causal, *c.unused, scale=c.scale)
+
+
+def _banded(aten, c: _Call) -> tuple:
     """Flash attention of a band, which ends at the last row and column."""
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    causal = mask.left is None and mask.right == 0
-    band = {
-        "window_size_left": None if mask.left is None else mask.left - 1,
-        "window_size_right": None if causal else mask.right,
-    }
-    flash = torch.ops.aten._flash_attention_forward.default
+    causal, band = _window(c.band)
+    read = (t.transpose(1, 2) for t in c.read)
+    made = aten._flash_attention_forward.default(*read, None, None, *c.shape, 0.0, causal, False, scale=c.scale, **band)
+    return made[0].transpose(1, 2), made[1]
 
-    def attended(scale: float) -> tuple:
-        made = flash(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False, scale=scale, **band)
-        return made[0].transpose(1, 2), made[1]
 
-    return attended
+def _banded_backward(aten, c: _Call) -> tuple:
+    causal, band = _window(c.band)
+    *read, stats = c.read
+    kernel = aten._flash_attention_backward.default
+    made = kernel(
+        *(t.transpose(1, 2) for t in read),
+        stats,
+        None,
+        None,
+        *c.shape,
+        0.0,
+        causal,
+        *c.unused,
+        scale=c.scale,
+        **band,
+    )
+    return tuple(t.transpose(1, 2) for t in made)
+
+
+def _window(band: Band) -> tuple[bool, dict[str, int | None]]:
+    causal = band.left is None and band.right == 0
+    left, right = None if band.left is None else band.left - 1, None if causal else band.right
+    return causal, {"window_size_left": left, "window_size_right": right}
+
+
+def _efficient(aten, c: _Call) -> tuple:
+    """Memory-efficient attention, which has as many heads of k and v as of q."""
+    kernel = aten._scaled_dot_product_efficient_attention.default
+    return kernel(*_repeated(c), c.shift, c.extra, 0.0, c.causal, scale=c.scale)[:2]
+
+
+def _efficient_backward(aten, c: _Call) -> tuple:
+    loss, q, k, v, o = _repeated(c)
+    stats = c.read[-1]
+    rows = stats.shape[2]
+    # The kernel reads rows of statistics in blocks. Beyond the last there is nothing to attend to.
+    room = stats.new_full((*stats.shape[:2], -(-rows // _ROWS) * _ROWS), math.inf)
+    room[:, :, :rows] = stats
+    kernel = aten._scaled_dot_product_efficient_attention_backward.default
+    wanted = [True, True, True, c.extra]
+    dq, dk, dv, dbias = kernel(loss, q, k, v, c.shift, o, room, *c.unused, 0.0, wanted, c.causal, scale=c.scale)
+    return dq, *(of_heads(t.float(), c.x["k"]) for t in (dk, dv)), dbias
+
+
+def _repeated(c: _Call) -> list:
+    heads = c.x["q"].shape[1]
+    return [t.repeat_interleave(heads // t.shape[1], dim=1) if t.shape[1] != heads else t for t in c.read[:5]]

@@ -18,12 +18,12 @@ from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
 from graphfuse.engines.torch_calls.settings import TorchSetting, holding
 from graphfuse.op_graph.ir import Node, Subgraph
-from graphfuse.patterns.epilogues import ProductFacts
+from graphfuse.patterns.epilogues import ATTENTION, ProductFacts
 
 CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
     "matmul": matmul,
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), convolution),
-    "sdpa": attention,
+    **dict.fromkeys(ATTENTION, attention),
 }
 """By the op that a match starts from."""
 
@@ -49,14 +49,14 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         if device.kind != "cuda":
             return No(f"torch's kernels for CUDA do not run on {device}")
         node = facts.subgraph.nodes[0]
-        if node.op_name == "sdpa" and device.sm < FIRST_SM:
+        if node.op_name in ATTENTION and device.sm < FIRST_SM:
             return No(f"{node} needs SM{FIRST_SM} or newer; {device} is SM{device.sm}")
         found = made(facts.subgraph)
         return found if isinstance(found, No) else None
 
     def notes(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
         node = facts.subgraph.nodes[0]
-        rounded = "; exponentials are rounded to q's type" if node.op_name == "sdpa" else ""
+        rounded = "; exponentials are rounded to q's type" if node.op_name in ATTENTION else ""
         return (f"torch: sums in FLOAT in an order of the kernel's own{rounded}",)
 
     def numerical_notes_of(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:

@@ -224,7 +224,8 @@ def _lengths(t, x, of: str):
     return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
 
 
-def _within(t, values, inside):
+def within(t, values, inside):
+    """Values of the rows within each sequence, and zeros."""
     # Memory beyond a sequence may hold NaN, which zero times it would be.
     return values if inside is None else t.where(inside, values, 0.0)
 
@@ -235,38 +236,61 @@ def _paged(t, pages, table, length: int):
     return found.movedim(2, 1).flatten(2, 3)[:, :, :length]
 
 
+@dataclass(frozen=True)
+class SeenScores:
+    """Scores that are seen, as masks that broadcast with them.
+
+    rows, columns: those within their sequence, [batch, 1, n, 1] each; None for all.
+    scores: those that each further option shows.
+    """
+
+    rows: object
+    columns: object
+    scores: tuple[object, ...]
+
+    @property
+    def all(self) -> list[object]:
+        """Masks, of which a score that is seen is in each."""
+        reached = () if self.columns is None else (self.columns.transpose(-1, -2),)
+        return [*(() if self.rows is None else (self.rows,)), *reached, *self.scores]
+
+
+def seen(t, x, a, q, columns: int) -> SeenScores:
+    """Masks of the scores of q's rows, by the options and the tensors of lengths and tiles in `x`."""
+    rows, others = t.arange(q.shape[2], device=q.device)[:, None], t.arange(columns, device=q.device)
+    ends = [_lengths(t, x, of) for of in ("q", "kv")]
+    inside, reached = (None if end is None else n < end for n, end in zip((rows, others[:, None]), ends, strict=True))
+    # How far to the right of the diagonal a column is.
+    beyond = others - rows
+    if a["diagonal_alignment"] is diagonal_alignment.BOTTOM_RIGHT:
+        beyond = beyond - (columns - q.shape[2] if ends[0] is None else ends[1] - ends[0])
+    left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
+    shown = (
+        None if right is None else beyond <= right,
+        None if left is None else beyond > -left,
+        _tiles(t, x["block_mask"], rows // _TILE, others // _TILE) if "block_mask" in x else None,
+    )
+    return SeenScores(inside, reached, tuple(mask for mask in shown if mask is not None))
+
+
 def _scored(t, x, a) -> _Scores:
     q, shapes = x["q"], {port: tuple(value.shape) for port, value in x.items()}
     sequences = zip(_PAGED.items(), _sequences(shapes, a), strict=True)
     k, v = (_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences)
-    rows, columns = t.arange(q.shape[2], device=q.device)[:, None], t.arange(k.shape[2], device=q.device)
-    ends = [_lengths(t, x, of) for of in ("q", "kv")]
-    inside, reached = (None if end is None else n < end for n, end in zip((rows, columns), ends, strict=True))
-    q = _within(t, q, inside)
-    k, v = (_within(t, s, None if reached is None else reached.transpose(-1, -2)) for s in (k, v))
-    k, v = (s.repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))
+    shown = seen(t, x, a, q, k.shape[2])
+    q = within(t, q, shown.rows)
+    k, v = (within(t, s, shown.columns).repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))
     scores = t.matmul(q, k.transpose(-1, -2))
     if "attn_scale" in x:
         scores = scores * x["attn_scale"]
     if "bias" in x:
         scores = scores + x["bias"]
     if a.get("use_alibi_mask"):
-        scores = scores + _slopes(t, q) * (columns - rows)
-    # How far to the right of the diagonal a column is.
-    beyond = columns - rows
-    if a["diagonal_alignment"] is diagonal_alignment.BOTTOM_RIGHT:
-        beyond = beyond - (k.shape[2] - q.shape[2] if ends[0] is None else ends[1] - ends[0])
-    left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
-    for seen in (
-        inside,
-        reached,
-        None if right is None else beyond <= right,
-        None if left is None else beyond > -left,
-        _tiles(t, x["block_mask"], rows // _TILE, columns // _TILE) if "block_mask" in x else None,
-    ):
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -float("inf"))
-    return _Scores(q, k, v, scores, _kept(t, x, a, scores), inside, _sink(t, x, inside))
+        rows, columns = (t.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
+        scores = scores + _slopes(t, q) * (columns - rows[:, None])
+    for mask in shown.all:
+        scores = scores.masked_fill(~mask, -float("inf"))
+    return _Scores(q, k, v, scores, _kept(t, x, a, scores), shown.rows, _sink(t, x, shown.rows))
 
 
 def _sink(t, x, inside):
@@ -350,27 +374,27 @@ def _sdpa_backward(t, x, a) -> dict[str, object]:
     nothing = nothing if s.rows is None else nothing | ~s.rows
     finite = t.where(nothing, 0.0, stats)
     p = t.where(nothing, 0.0, t.exp(s.scaled - finite))
-    loss, o = (_within(t, x[port], s.rows) for port in ("dO", "o"))
+    loss, o = (within(t, x[port], s.rows) for port in ("dO", "o"))
     of_p = t.matmul(loss, s.v.transpose(-1, -2))
     used = p if s.kept is None else p * s.kept
     of_p = of_p if s.kept is None else of_p * s.kept
-    within = (loss * o).sum(dim=-1, keepdim=True)
-    of_scores = p * (of_p - within)
+    inner = (loss * o).sum(dim=-1, keepdim=True)
+    of_scores = p * (of_p - inner)
     scaled = of_scores * x["attn_scale"] if "attn_scale" in x else of_scores
     made = {
         "dQ": t.matmul(scaled, s.k),
-        "dK": _of_heads(t.matmul(scaled.transpose(-1, -2), s.q), x["k"]),
-        "dV": _of_heads(t.matmul(used.transpose(-1, -2), loss), x["v"]),
+        "dK": of_heads(t.matmul(scaled.transpose(-1, -2), s.q), x["k"]),
+        "dV": of_heads(t.matmul(used.transpose(-1, -2), loss), x["v"]),
     }
     if "bias" in x:
         made["dBias"] = of_scores.sum_to_size(x["bias"].shape)
     if s.sink is not None:
         sunk = t.where(nothing, 0.0, t.exp(s.sink - finite))
-        made["dSink_token"] = -(sunk * within).sum_to_size(x["sink_token"].shape)
+        made["dSink_token"] = -(sunk * inner).sum_to_size(x["sink_token"].shape)
     return made
 
 
-def _of_heads(grad, of):
+def of_heads(grad, of):
     """The sum over the heads of q that one of k or v serves."""
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 

@@ -98,7 +98,7 @@ def test_regions_of_any_graph_can_run_as_one(graph):
     low = lowered(graph.build())
     found, _ = plan.matches(low, plugins.registry(engines=["cudnn"]))
     own = [r for r in found if r.pattern in ("epilogue", "norm")]
-    names = (*epilogues.PRODUCTS, "sdpa", *epilogues.NORMALIZING)
+    names = (*epilogues.PRODUCTS, *epilogues.ATTENTION, *epilogues.NORMALIZING)
     for region in own:
         anchors = [n for n in region.subgraph.nodes if n.op_name in names]
         assert [n.name for n in anchors] == [region.facts.node] and region.facts.subgraph == region.subgraph

@@ -19,7 +19,7 @@ from graphfuse.patterns import epilogues
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from graphfuse.runtime import torch_private
-from support import graphs
+from support import attention_options, graphs
 from support.graphs import BF16, E4M3, FLOAT, HALF
 from support.products import lowered
 
@@ -325,11 +325,20 @@ def test_attention_with_its_statistics(causal, scale):
     torch.testing.assert_close(stats.double(), scores.logsumexp(-1, keepdim=True), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize(("name", "back"), attention_options.CASES)
+def test_attention_and_its_gradients_of_all_options(name, back, heads):
+    case = Drawn()
+    case.pack, exact = attention_options.drawn(case.g, name, heads, back)
+    case.pack["out"] = None
+    case.run()
+    attention_options.hold(case.pack, exact)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"others": 12, "use_causal_mask": True}, "accepted: to the bottom right"),
-        ({"others": 6, "use_causal_mask_bottom_right": True}, "rows of q with nothing to attend to"),
+        ({"use_causal_mask": True, "use_alibi_mask": True}, "has a use_alibi_mask; accepted: none"),
         ({"shape": (2, 4, 10, 12)}, "12 columns; accepted: multiples of 8 up to 256"),
         ({"shape": (2, 4, 10, 264)}, "264 columns; accepted: multiples of 8 up to 256"),
     ],

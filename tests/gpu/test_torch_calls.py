@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import graphfuse
 from graphfuse import convolution_mode, heur_mode
-from support import graphs
+from support import attention_options, graphs
 from support.graphs import BF16, FLOAT, HALF
 from support.on_cudnn import dense, hold, new, run, takes, values
 
@@ -171,6 +171,25 @@ def test_attention(others, asked, seen, heads, dtype):
     assert set(takes(case.g).values()) == {"torch"}
     hold(case, ("out", scores.softmax(-1) @ v), rtol=2e-2, atol=2e-2)
     hold(case, ("stats", scores.logsumexp(-1, keepdim=True)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize(("name", "back"), attention_options.CASES)
+def test_attention_and_its_gradients_of_all_options(name, back, heads):
+    case = new()
+    case.pack, exact = attention_options.drawn(case.g, name, heads, back, "cuda")
+    run(case, engines=ENGINES)
+    assert takes(case.g) == {"attention": "torch"}
+    attention_options.hold(case.pack, exact)
+
+
+@pytest.mark.parametrize("name", ["bias", "bias of columns", "padding, bias, causal"])
+def test_the_gradient_of_a_bias(name):
+    case = new()
+    case.pack, exact = attention_options.drawn(case.g, name, 4, True, "cuda", of_bias=True)
+    run(case, engines=ENGINES)
+    assert takes(case.g) == {"attention": "torch"}
+    attention_options.hold(case.pack, exact)
 
 
 def test_threads_on_streams_of_their_own():

@@ -57,6 +57,7 @@ def attention(
                     if (right is None or j <= diagonal + right)
                     and (left is None or j > diagonal - left)
                     and (tiles is None or tiles(b, h, i // 128, j // 128))
+                    and (whole is None or whole[b, h, i, j] != -math.inf)
                 ]
                 scores = keys[seen] @ q[b, h, i] * scale
                 if whole is not None:

@@ -1,0 +1,81 @@
+"""Attention's options for torch's kernels: what each is given, and what it means to ``attended``."""
+
+import torch
+from torch.nn import functional as F
+
+from support import attended
+
+LENGTHS = (10, 4), (13, 5)
+SHORT = {"seq_len_q": torch.tensor(LENGTHS[0]), "seq_len_kv": torch.tensor(LENGTHS[1])}
+SHORT = {name: t.int().reshape(2, 1, 1, 1) for name, t in SHORT.items()}
+STARTS = {f"cu_{name}": F.pad(t.cumsum(0), (0, 0, 0, 0, 0, 0, 1, 0)).int() for name, t in SHORT.items()}
+ADDED = torch.randn(1, 4, 10, 13, generator=torch.Generator().manual_seed(9)).bfloat16()
+ADDED[:, 1, 3] = -float("inf")
+PADDED = {"use_padding_mask": True}
+OPTIONS = {
+    "plain": ({}, {}, {}),
+    "band": ({}, {"diagonal_band_left_bound": 4, "diagonal_band_right_bound": 1}, {"left": 4, "right": 1}),
+    "top left": ({}, {"use_causal_mask": True}, {"right": 0}),
+    "bottom right": ({}, {"use_causal_mask_bottom_right": True}, {"right": 0, "bottom_right": True}),
+    "bias": ({"bias": ADDED}, {}, {"bias": ADDED}),
+    "bias of columns": ({"bias": ADDED[:, :1, :1]}, {}, {"bias": ADDED[:, :1, :1]}),
+    "bias, causal": ({"bias": ADDED}, {"use_causal_mask": True}, {"bias": ADDED, "right": 0}),
+    "padding": (SHORT, PADDED, {"lengths": LENGTHS}),
+    "padding, starts": (STARTS, PADDED, {"lengths": LENGTHS}),
+    "padding, bias, causal": (
+        SHORT | {"bias": ADDED},
+        PADDED | {"use_causal_mask_bottom_right": True},
+        {"lengths": LENGTHS, "bias": ADDED, "right": 0, "bottom_right": True},
+    ),
+    "tiles": (
+        {"block_mask": torch.tensor([1, 0, 1, 1], dtype=torch.uint8).reshape(1, 4, 1, 1)},
+        {},
+        {"tiles": lambda b, h, i, j: h != 1},
+    ),
+}
+
+CASES = [(name, back) for name in OPTIONS for back in (False, True) if not (back and name == "tiles")]
+"""Options with whether it is of the gradients, which know no tiles."""
+
+
+def inputs(name: str, heads: int) -> tuple[dict, dict]:
+    """Tensors of forward and backward by port, and what comes out in float64. NaN lies beyond ends of sequences."""
+    _, _, means = OPTIONS[name]
+
+    def values(count: int, rows: int, seed: int):
+        return torch.randn(2, count, rows, 16, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+    q, k, v, loss = values(4, 10, 0), values(heads, 13, 1), values(heads, 13, 2), values(4, 10, 3)
+    exact = attended.attention(q, k, v, 0.25, loss=loss, **means)
+    plain = {"q": q, "k": k, "v": v, "o": exact["O"].bfloat16(), "dO": loss, "stats": exact["Stats"].float()}
+    if "lengths" in means:
+        plain = {n: t.clone() for n, t in plain.items()}
+        for n, t in plain.items():
+            for b, end in enumerate(LENGTHS[n in ("k", "v")]):
+                t[b, :, end:] = float("nan")
+    return plain, {port: exact.get(port, exact.get(port.lower())) for port in ("O", "Stats", "dQ", "dK", "dV", "dBias")}
+
+
+def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bool = False) -> tuple[dict, dict]:
+    """What `g` is bound to once it has the node, and its exact outputs."""
+    extra, options, _ = OPTIONS[name]
+    plain, exact = inputs(name, heads)
+    pack = {n: t.to(device) for n, t in (extra | plain).items() if back or n not in ("o", "dO", "stats")}
+    given = {n: g.tensor_like(t, name=n) for n, t in pack.items()}
+    options = options | {"attn_scale": 0.25} | ({} if back else {"generate_stats": True})
+    if of_bias:
+        options["dBias"] = g.tensor_like(pack["bias"], name="dBias")
+    made = getattr(g, "sdpa_backward" if back else "sdpa")(**given, **options, name="attention")
+    made = dict(zip(("dQ", "dK", "dV") if back else ("O", "Stats"), made, strict=True))
+    made |= {"dBias": options["dBias"]} if of_bias else {}
+    for port, t in made.items():
+        like = torch.empty_like(exact[port], dtype=torch.float32 if port == "Stats" else torch.bfloat16, device=device)
+        t.set_output().set_name(port).set_data_type(like.dtype).set_dim(like.shape).set_stride(like.stride())
+        pack[port] = like.fill_(float("nan"))
+    return pack, {port: exact[port] for port in made}
+
+
+def hold(pack: dict, exact: dict) -> None:
+    for port, wanted in exact.items():
+        got = pack[port].cpu().double()
+        torch.testing.assert_close(got, wanted, rtol=2e-2, atol=4e-2, msg=lambda m, p=port: f"{p}: {m}")
