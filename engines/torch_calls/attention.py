@@ -342,6 +342,7 @@ def _efficient(aten, c: _Call) -> tuple:
 
 def _efficient_backward(aten, c: _Call) -> tuple:
     loss, q, k, v, o = _repeated(c)
+    o = o.transpose(1, 2).contiguous().transpose(1, 2)  # as the forward makes it: the kernel reads no other layout
     stats = c.read[-1]
     rows = stats.shape[2]
     # The kernel reads rows of statistics in blocks. Beyond the last there is nothing to attend to.
