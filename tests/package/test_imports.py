@@ -57,6 +57,7 @@ SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", 
 LATE = (
     "runtime.cuda_core",
     "benchmarks.programs.all_reduce",
+    "benchmarks.programs.tensor_parallel",
     "benchmarks.programs.model_blocks",
     "benchmarks.programs.model_decoder",
     "benchmarks.programs.follower_functions",
