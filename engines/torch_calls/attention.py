@@ -16,7 +16,8 @@ from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
-from graphfuse.ops.attention import of_heads, seen, within
+from graphfuse.ops.attention import of_heads
+from graphfuse.ops.scores import seen, within
 
 WIDEST = 256
 """Columns of q, k and v at most."""

@@ -2,19 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.ops import layouts, references
+from graphfuse.ops import layouts
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule
-
-_TILE = 128
-"""Rows and columns of the tiles that a bit of block_mask is for."""
-
-_PAGED = {"k": "paged_attention_k_table", "v": "paged_attention_v_table"}
+from graphfuse.ops.scores import PAGED, TILE, scored, whole_sequences, within
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -23,7 +18,7 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
         raise GraphValidationError(
             f"q, k and v must be [batch, heads, rows, columns], got {list(q)}, {list(k)} and {list(v)}"
         )
-    k, v = _sequences(shapes, attributes)
+    k, v = whole_sequences(shapes, attributes)
     if not q[0] == k[0] == v[0] or k[2] != v[2] or q[3] != k[3]:
         raise GraphValidationError(
             f"q, k and v must have one batch, k and v as many rows, q and k as many columns, "
@@ -38,12 +33,12 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
     for port in ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"):
         if any(e != 1 for e in shapes.get(port, ())):
             raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
-    tiles = batch, heads, -(-rows // _TILE), -(-columns // (8 * _TILE))
+    tiles = batch, heads, -(-rows // TILE), -(-columns // (8 * TILE))
     lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
     for port, extents, of in (
         ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
         ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
-        ("block_mask", tiles, f"[batch, heads of q, tiles of {_TILE} rows of q, bytes of 8 tiles of rows of k]"),
+        ("block_mask", tiles, f"[batch, heads of q, tiles of {TILE} rows of q, bytes of 8 tiles of rows of k]"),
     ):
         s = shapes.get(port, extents)
         if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
@@ -73,37 +68,6 @@ def _shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted)
     return made
 
 
-def _sequences(shapes: Mapping[str, Shape], attributes: Attributes) -> list[Shape]:
-    """Shapes of k and v, each as it is or as its page table puts it together."""
-    most = attributes.get("paged_attention_max_seq_len_kv")
-    paged = [port for port, table in _PAGED.items() if table in shapes]
-    if not paged and most is not None:
-        raise GraphValidationError("paged_attention_max_seq_len_kv is given without a page table of k or v")
-    whole = [shapes[port][2] for port in _PAGED if port not in paged]
-    found = []
-    for port, name in _PAGED.items():
-        pages, heads, rows, columns = shapes[port]
-        if port not in paged:
-            found.append(shapes[port])
-            continue
-        table = shapes[name]
-        if len(table) != 4 or table[1] != 1 or table[3] != 1 or table[0] != shapes["q"][0]:
-            raise GraphValidationError(
-                f"{name} must be [{shapes['q'][0]}, 1, pages of a sequence, 1], got {list(table)}"
-            )
-        if not pages:
-            raise GraphValidationError(f"{port} {list(shapes[port])} has no pages; at least 1 is needed")
-        held = table[2] * rows
-        length = most if most is not None else min([held, *whole])
-        if not 0 < length <= held:
-            raise GraphValidationError(
-                f"{name} {list(table)} has room for {held} rows of {port}, in pages of {rows}; "
-                f"paged_attention_max_seq_len_kv asks for {length}"
-            )
-        found.append((table[0], heads, length, columns))
-    return found
-
-
 def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
     sides = [[p for p in (f"seq_len_{of}", f"cu_seq_len_{of}") if p in given] for of in ("q", "kv")]
     for both in (side for side in sides if len(side) > 1):
@@ -114,7 +78,7 @@ def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
         raise GraphValidationError(f"use_padding_mask needs seq_len_q and seq_len_kv, or cu_seq_len_*; got {got}")
     if named and not attributes["use_padding_mask"]:
         raise GraphValidationError(f"{named[0]} is given without use_padding_mask=True, and would not be read")
-    paged = [table for table in _PAGED.values() if table in given]
+    paged = [table for table in PAGED.values() if table in given]
     if paged and not attributes["use_padding_mask"]:
         raise GraphValidationError(f"{paged[0]} needs use_padding_mask=True, seq_len_q and seq_len_kv")
 
@@ -197,140 +161,8 @@ def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], output
     return _asked(attributes)
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Scores that softmax is of, and what they are made of.
-
-    q, k, v: with one head of k and v for each of q, and zeros beyond each sequence's end.
-    scaled: scores, scaled and shifted, -infinity where masked.
-    kept: what dropout multiplies; None without it.
-    rows: whether a row is within its sequence; None for all.
-    sink: a score beside those of each row; None without it.
-    """
-
-    q: object
-    k: object
-    v: object
-    scaled: object
-    kept: object
-    rows: object
-    sink: object
-
-
-def _lengths(t, x, of: str):
-    """[batch, 1, 1, 1]; None without padding."""
-    if f"cu_seq_len_{of}" in x:
-        return x[f"cu_seq_len_{of}"].long().diff(dim=0)
-    return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
-
-
-def within(t, values, inside):
-    """Values of the rows within each sequence, and zeros."""
-    # Memory beyond a sequence may hold NaN, which zero times it would be.
-    return values if inside is None else t.where(inside, values, 0.0)
-
-
-def _paged(t, pages, table, length: int):
-    """Rows of each sequence, one page after another. Places of the table behind a sequence may hold anything."""
-    found = pages[table[:, 0, :, 0].long().clamp(0, pages.shape[0] - 1)]
-    return found.movedim(2, 1).flatten(2, 3)[:, :, :length]
-
-
-@dataclass(frozen=True)
-class SeenScores:
-    """Scores that are seen, as masks that broadcast with them.
-
-    rows, columns: those within their sequence, [batch, 1, n, 1] each; None for all.
-    scores: those that each further option shows.
-    """
-
-    rows: object
-    columns: object
-    scores: tuple[object, ...]
-
-    @property
-    def all(self) -> list[object]:
-        """Masks, of which a score that is seen is in each."""
-        reached = () if self.columns is None else (self.columns.transpose(-1, -2),)
-        return [*(() if self.rows is None else (self.rows,)), *reached, *self.scores]
-
-
-def seen(t, x, a, q, columns: int) -> SeenScores:
-    """Masks of the scores of q's rows, by the options and the tensors of lengths and tiles in `x`."""
-    rows, others = t.arange(q.shape[2], device=q.device)[:, None], t.arange(columns, device=q.device)
-    ends = [_lengths(t, x, of) for of in ("q", "kv")]
-    inside, reached = (None if end is None else n < end for n, end in zip((rows, others[:, None]), ends, strict=True))
-    # How far to the right of the diagonal a column is.
-    beyond = others - rows
-    if a["diagonal_alignment"] is diagonal_alignment.BOTTOM_RIGHT:
-        beyond = beyond - (columns - q.shape[2] if ends[0] is None else ends[1] - ends[0])
-    left, right = a["diagonal_band_left_bound"], a["diagonal_band_right_bound"]
-    shown = (
-        None if right is None else beyond <= right,
-        None if left is None else beyond > -left,
-        _tiles(t, x["block_mask"], rows // _TILE, others // _TILE) if "block_mask" in x else None,
-    )
-    return SeenScores(inside, reached, tuple(mask for mask in shown if mask is not None))
-
-
-def _scored(t, x, a) -> _Scores:
-    q, shapes = x["q"], {port: tuple(value.shape) for port, value in x.items()}
-    sequences = zip(_PAGED.items(), _sequences(shapes, a), strict=True)
-    k, v = (_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences)
-    shown = seen(t, x, a, q, k.shape[2])
-    q = within(t, q, shown.rows)
-    k, v = (within(t, s, shown.columns).repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))
-    scores = t.matmul(q, k.transpose(-1, -2))
-    if "attn_scale" in x:
-        scores = scores * x["attn_scale"]
-    if "bias" in x:
-        scores = scores + x["bias"]
-    if a.get("use_alibi_mask"):
-        rows, columns = (t.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
-        scores = scores + _slopes(t, q) * (columns - rows[:, None])
-    for mask in shown.all:
-        scores = scores.masked_fill(~mask, -float("inf"))
-    return _Scores(q, k, v, scores, _kept(t, x, a, scores), shown.rows, _sink(t, x, shown.rows))
-
-
-def _sink(t, x, inside):
-    sink = x.get("sink_token")
-    return sink if sink is None or inside is None else t.where(inside, sink, -float("inf"))
-
-
-def _slopes(t, q):
-    """ALiBi's slope of each head (Press et al. 2022): for heads beyond the largest power of two, those between."""
-    heads = q.shape[1]
-    whole = 2 ** (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
-    slopes += [2 ** (-4 * i / whole) for i in range(1, 2 * (heads - whole), 2)]
-    return t.tensor(slopes, dtype=q.dtype, device=q.device)[:, None, None]
-
-
-def _tiles(t, mask, rows, columns):
-    """The bit of the tile that each score is in, the lowest bit of a byte first."""
-    bytes_of = mask.long()[
-        :, :, rows if mask.shape[2] > 1 else rows * 0, columns // 8 if mask.shape[3] > 1 else columns * 0
-    ]
-    return (bytes_of >> (columns % 8)) & 1 == 1
-
-
-def _kept(t, x, a, scores):
-    if "dropout_mask" in x:
-        return x["dropout_mask"] * x["dropout_scale"]
-    probability = a.get("dropout_probability")
-    if probability is None:
-        return None
-    before = math.prod(scores.shape[:-1])
-    rows = t.arange(before, device=scores.device).reshape(*scores.shape[:-1], 1)
-    columns = t.arange(scores.shape[-1], device=scores.device)
-    key = (x[port].reshape(()) for port in ("dropout_seed", "dropout_offset"))
-    drawn = references.random_uniform(t, *key, rows, columns)
-    return (drawn >= probability).to(scores.dtype) / (1 - probability)
-
-
 def _sdpa(t, x, a) -> dict[str, object]:
-    s = _scored(t, x, a)
+    s = scored(t, x, a)
     largest = s.scaled.amax(dim=-1, keepdim=True)
     if s.sink is not None:
         largest = t.maximum(largest, s.sink)
@@ -368,7 +200,7 @@ _GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
 
 
 def _sdpa_backward(t, x, a) -> dict[str, object]:
-    s = _scored(t, x, a)
+    s = scored(t, x, a)
     stats, nothing = x["stats"], x["stats"] == -float("inf")
     # Rows beyond a sequence's end have nothing to attend to, whatever lies there.
     nothing = nothing if s.rows is None else nothing | ~s.rows
@@ -478,7 +310,7 @@ TABLE = (
             Port("block_mask", optional=True, numbers=True),
             *_PADDED,
             *_DROPPED,
-            *(Port(table, optional=True, numbers=True) for table in _PAGED.values()),
+            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
             _SINK,
         ),
         outputs=(

@@ -22,9 +22,7 @@ def test_ranks_of_gloo(on_cpus, case):
 
 @pytest.fixture(scope="module")
 def on_gpus():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there are no two GPUs")
-    return ranks.run("support.reduced", [*reduced.CASES], "nccl")
+    return ranks.on_two_gpus("support.reduced", [*reduced.CASES])
 
 
 @pytest.mark.gpu

@@ -58,13 +58,8 @@ def _leaf(t):
     return made.requires_grad_()
 
 
-def _apart(t):
-    """Strides, but for those along which there is one element."""
-    return tuple(s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1)
-
-
 def _described(got, want, strides):
-    kinds = [[(t.dtype, t.shape, _apart(t) if strides else ()) for t in made.outputs] for made in (got, want)]
+    kinds = [[(t.dtype, t.shape, t.stride() if strides else ()) for t in made.outputs] for made in (got, want)]
     said = [f"outputs are {kinds[0]}; eager mode: {kinds[1]}"] if kinds[0] != kinds[1] else []
     if got.requires_grad != want.requires_grad:
         said.append(f"outputs require gradients: {got.requires_grad}; eager mode: {want.requires_grad}")

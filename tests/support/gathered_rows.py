@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from graphfuse import data_type, norm_forward_phase, pygraph
-from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.emulator.check import Memory, check_ranks
 from graphfuse.emulator.compiler import Build
 from graphfuse.engines.rows.by_row import ByRowKnobs
 from support import graphs, oracle
 from support.graphs import BF16, TORCH
-from support.sums_over_ranks import EPS, MEETS, REWRITES, SCALE, SIGNALS, Wrong, bytes_of, read
+from support.sums_over_ranks import EPS, MEETS, REWRITES, SCALE, SIGNALS, Wrong, bytes_of, planned, read
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,7 @@ class GatheredRows:
 
     def parts(self) -> list:
         """The kernel of each rank, planned."""
-        found = []
-        for rank in range(self.ranks):
-            graph = self.graph(rank)
-            graph.validate()
-            graph.build_operation_graph()
-            index = 0
-            if self.knobs is None:
-                graph.create_execution_plans()
-            else:
-                index = graph.create_execution_plan("rows", knobs_to_dict(self.knobs))
-            (part,) = graph._planner.at(index).parts
-            found.append((part, {t.name: t.id for t in graph._planner.graph.bound}, graph._planner.graph))
-        return found
+        return [planned(self.graph(rank), self.knobs) for rank in range(self.ranks)]
 
     @property
     def source(self) -> str:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 SECONDS = 60
@@ -32,6 +33,13 @@ def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2
         torch.multiprocessing.start_processes(_rank, given, nprocs=ranks, start_method=start)
         found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
     return {name: [made[name] for made in found if made[name]] for name in names}
+
+
+def on_two_gpus(module: str, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """The same of two GPUs. Skips the test where there are none."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are no two GPUs")
+    return run(module, names, "nccl")
 
 
 def _rank(rank: int, module: str, names: Sequence[str], backend: str, ranks: int, folder: str) -> None:

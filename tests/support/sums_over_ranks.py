@@ -29,6 +29,19 @@ class Wrong(AssertionError):
     """A result that is not what is expected."""
 
 
+def planned(graph: pygraph, knobs: ByRowKnobs | None) -> tuple:
+    """A graph's one kernel, the numbers of its tensors by name, and the graph as it was planned."""
+    graph.validate()
+    graph.build_operation_graph()
+    index = 0
+    if knobs is None:
+        graph.create_execution_plans()
+    else:
+        index = graph.create_execution_plan("rows", knobs_to_dict(knobs))
+    (part,) = graph._planner.at(index).parts
+    return part, {t.name: t.id for t in graph._planner.graph.bound}, graph._planner.graph
+
+
 @dataclass(frozen=True)
 class SumOverRanks:
     """Calls one after another on each of several ranks.
@@ -61,19 +74,7 @@ class SumOverRanks:
 
     def parts(self) -> list:
         """The kernel of each rank, planned."""
-        found = []
-        for rank in range(self.ranks):
-            graph = self.graph(rank)
-            graph.validate()
-            graph.build_operation_graph()
-            index = 0
-            if self.knobs is None:
-                graph.create_execution_plans()
-            else:
-                index = graph.create_execution_plan("rows", knobs_to_dict(self.knobs))
-            (part,) = graph._planner.at(index).parts
-            found.append((part, {t.name: t.id for t in graph._planner.graph.bound}, graph._planner.graph))
-        return found
+        return [planned(self.graph(rank), self.knobs) for rank in range(self.ranks)]
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What each rank begins with: x in the first of its two buffers, the weight; and the residual of all."""

@@ -1,7 +1,6 @@
 """Operators and modules on DTensors, on two ranks: what they return and where, against one process."""
 
 import pytest
-import torch
 
 from support import ranks, sharded
 
@@ -20,9 +19,7 @@ def test_two_ranks(on_cpus, case):
 
 @pytest.fixture(scope="module")
 def on_gpus():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there are no two GPUs")
-    return ranks.run("support.sharded", [*sharded.CASES], "nccl")
+    return ranks.on_two_gpus("support.sharded", [*sharded.CASES])
 
 
 @pytest.mark.gpu

@@ -26,9 +26,7 @@ def test_two_ranks(on_cpus, case):
 
 @pytest.fixture(scope="module")
 def on_gpus():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("there are no two GPUs")
-    return ranks.run("support.tensor_parallel", [*tensor_parallel.ON_GPUS], "nccl")
+    return ranks.on_two_gpus("support.tensor_parallel", [*tensor_parallel.ON_GPUS])
 
 
 @pytest.mark.gpu

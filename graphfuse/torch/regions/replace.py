@@ -127,11 +127,17 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
 
 def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """A result with its dimensions where the tensor has them."""
-    if [*order] == sorted(order) or not same(told(node).shape[-1], 1):
-        return permuted(graph, node, [order.index(d) for d in range(len(order))])
-    # So that the dimension of extent 1 gets the stride that torch gives it.
-    without = put(graph, torch.ops.aten.squeeze.dim, node, -1)
-    return put(graph, torch.ops.aten.unsqueeze.default, without, order[-1])
+    back = [order.index(d) for d in range(len(order))]
+    ones = [d for d, n in enumerate(back) if same(told(node).shape[n], 1)]
+    if back == sorted(back) or not ones:
+        return permuted(graph, node, back)
+    # So that dimensions of extent 1 get the strides that torch gives them.
+    longer = [n for n in back if n not in {back[d] for d in ones}]
+    node = put(graph, torch.ops.aten.squeeze.dims, node, [back[d] for d in ones])
+    node = permuted(graph, node, [sorted(longer).index(n) for n in longer])
+    for d in ones:
+        node = put(graph, torch.ops.aten.unsqueeze.default, node, d)
+    return node
 
 
 def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:
