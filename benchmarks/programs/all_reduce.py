@@ -1,10 +1,13 @@
 """The sum over ranks, residual sum and RMSNorm in one kernel, beside NCCL and torch's symmetric memory.
 
     torchrun --nproc-per-node 2 -m graphfuse.benchmarks.programs.all_reduce [--record FOLDER] [--quick]
+    torchrun --nproc-per-node 2 -m graphfuse.benchmarks.programs.all_reduce --once
 
 A process for each GPU of one host. First results: against float64, the same bits on all ranks and, replayed in CUDA
 graphs in any order, the same bits each time. Then microseconds of a call in a captured graph of many, the largest of
 all ranks, in rounds that take all in turns. Peers add up over ranks and then call our residual sum and RMSNorm.
+
+--once calls each kernel once and checks it: for the compute-sanitizer, as docs/testing.md has it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from graphfuse.functional import (
     all_reduce_add_rmsnorm,
     fused_add_rmsnorm,
     fused_add_rmsnorm_quant,
+    reduce_scatter_add_rmsnorm,
     reduce_scatter_add_rmsnorm_all_gather,
+    rmsnorm_all_gather,
 )
 
 ROWS, HIDDEN = (1, 6, 32, 64, 128, 138), (4096, 6144, 8192)
@@ -37,10 +42,12 @@ LARGEST = 4096 * 8192
 OFFSET = 128
 """Elements of the symmetric memory before the input: not where the memory begins."""
 EPS = 1e-6
-TOLERANCE = 2.0**-7
+TOLERANCE, FP8_TOLERANCE = 2.0**-7, 0.08
 CALLS, ROUNDS = 20, 9
 SECONDS = 95
 """After which a run that hangs says where, and ends."""
+SLOW_SECONDS = 280
+"""The same under a sanitizer."""
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
@@ -48,9 +55,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, help="folder that gets the record")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, replays and rounds")
+    parser.add_argument("--once", action="store_true", help="each kernel once, no replays, no times")
     options = parser.parse_args()
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
-    distributed.init_process_group("nccl", timeout=datetime.timedelta(seconds=60))
+    if options.once and options.record:
+        parser.error("--once leaves no record; accepted: one of --once and --record")
+    seconds = SLOW_SECONDS if options.once else SECONDS
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    distributed.init_process_group("nccl", timeout=datetime.timedelta(seconds=seconds))
     rank = distributed.get_node_local_rank()
     torch.cuda.set_device(rank)
     from torch.distributed import _symmetric_memory
@@ -59,24 +70,35 @@ def main() -> None:
     _symmetric_memory.rendezvous(memory, distributed.group.WORLD)
     gathered = _symmetric_memory.empty(2 * LARGEST, dtype=torch.uint8, device=f"cuda:{rank}")
     _symmetric_memory.rendezvous(gathered, distributed.group.WORLD)
-    made = {"results": [], "replays": [], "times": []}
+    made = {"results": [], "parts": [], "replays": [], "times": []}
     shapes = [(rows, hidden) for rows in ROWS for hidden in HIDDEN]
-    for rows, hidden in shapes[:: 5 if options.quick else 1]:
+    for rows, hidden in [(6, 6144)] if options.once else shapes[:: 5 if options.quick else 1]:
         made["results"].append(results(memory, rows, hidden))
         said(made["results"][-1])
-    for rows, hidden, out in ((6, 6144, BF16), (138, 6144, FP8)):
-        made["replays"].append(replays(memory, rows, hidden, out, REPLAYS // (10 if options.quick else 1)))
-        said(made["replays"][-1])
-    for rows, hidden in LIMITS:
-        made["times"].append(times(memory, gathered, rows, hidden, 3 if options.quick else ROUNDS))
-        said(made["times"][-1])
-    if distributed.get_rank() == 0:
+        if rows % distributed.get_world_size() == 0:
+            made["parts"].append(in_parts(memory, gathered, rows, hidden))
+            said(made["parts"][-1])
+    if not options.once:
+        measured(made, memory, gathered, options.quick)
+    if distributed.get_rank() == 0 and not options.once:
         made = {"ranks": distributed.get_world_size()} | made
         for each in (table(made), tables.judged(TARGETS, made)):
             print(tables.markdown(each))
         if options.record is not None:
             print(record.write(options.record, "all-reduce", record.environment(record.CHECKOUT), made))
     distributed.destroy_process_group()
+    if not all(found["right"] for found in (*made["results"], *made["parts"])):
+        raise SystemExit(1)
+
+
+def measured(made: dict[str, list], memory: torch.Tensor, gathered: torch.Tensor, quick: bool) -> None:
+    """Adds replays and times to what was made."""
+    for rows, hidden, out in ((6, 6144, BF16), (138, 6144, FP8)):
+        made["replays"].append(replays(memory, rows, hidden, out, REPLAYS // (10 if quick else 1)))
+        said(made["replays"][-1])
+    for rows, hidden in LIMITS:
+        made["times"].append(times(memory, gathered, rows, hidden, 3 if quick else ROUNDS))
+        said(made["times"][-1])
 
 
 def said(found: Mapping[str, object]) -> None:
@@ -110,23 +132,61 @@ def alike(t: torch.Tensor) -> bool:
     return all(torch.equal(first, other) for other in others)
 
 
+def wanted(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the residual becomes, bit by bit, and the norm in float64."""
+    inputs = of_all(x)
+    total = functools.reduce(torch.add, (one.float() for one in inputs)) + residual.float()
+    exact = functools.reduce(torch.add, (one.double() for one in inputs)) + residual.double()
+    norm = exact / torch.sqrt(exact.square().mean(-1, keepdim=True) + EPS) * weight.double()
+    return total.to(BF16), norm
+
+
+def away(out: torch.Tensor, norm: torch.Tensor, factor: float = 1.0, least: float = 0.01) -> float:
+    """The largest error of a norm that was multiplied with a factor. least: added to what it is divided by."""
+    exact = norm * factor
+    return ((out.double() - exact).abs() / (exact.abs() + least)).max().item()
+
+
 def results(memory: torch.Tensor, rows: int, hidden: int) -> dict[str, object]:
     """Whether a call is right: the residual bit by bit, out against float64."""
     x, residual, weight = given(memory, rows, hidden, seed=rows + hidden)
-    inputs, before = of_all(x), residual.clone()
+    before, (total, norm) = residual.clone(), wanted(x, residual, weight)
     out = all_reduce_add_rmsnorm(x, residual, weight, EPS)
-    total = functools.reduce(torch.add, (one.float() for one in inputs)) + before.float()
-    exact = functools.reduce(torch.add, (one.double() for one in inputs)) + before.double()
-    norm = exact / torch.sqrt(exact.square().mean(-1, keepdim=True) + EPS) * weight.double()
-    error = ((out.double() - norm).abs() / (norm.abs() + 0.01)).max().item()
+    right = torch.equal(residual, total)
     scaled, scale = torch.empty(rows, hidden, dtype=FP8, device=x.device), torch.full((1,), 0.25, device=x.device)
     residual.copy_(before)
     all_reduce_add_rmsnorm(x, residual, weight, EPS, out=scaled, scale=scale)
-    quantized = ((scaled.double() - norm * 4).abs() / (norm.abs() * 4 + 0.1)).max().item()
+    error, quantized = away(out, norm), away(scaled, norm, 4, 0.1)
     same = alike(out) and alike(residual) and alike(scaled)
-    right = same and torch.equal(residual, total.to(BF16)) and error < TOLERANCE and quantized < 0.08
+    right = right and same and torch.equal(residual, total) and error < TOLERANCE and quantized < FP8_TOLERANCE
     found = {"rows": rows, "hidden": hidden, "right": right, "same bits on all ranks": same}
     return found | {"error": round(error, 6), "error of FP8": round(quantized, 6)}
+
+
+def in_parts(memory: torch.Tensor, gathered: torch.Tensor, rows: int, hidden: int) -> dict[str, object]:
+    """The same of parts of a sequence: a sum of one, gathered behind the norm or not, and a norm that is gathered."""
+    x, residual, weight = given(memory, rows, hidden, seed=rows + hidden)
+    total, norm = wanted(x, residual, weight)
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    before, total_of_part, norm_of_part = (t.chunk(ranks)[rank] for t in (residual, total, norm))
+    whole, quantized = (gathered[:nbytes].view(t).view(rows, hidden) for t, nbytes in _sizes(rows * hidden))
+    scale, own = torch.full((1,), 0.25, device=x.device), before.clone()
+    out = reduce_scatter_add_rmsnorm(x, own, weight, EPS)
+    right, errors = torch.equal(own, total_of_part), {"scattered": away(out, norm_of_part)}
+    rmsnorm_all_gather(own, weight, EPS, out=whole)  # of the sum, which was rounded
+    errors["gathered"] = away(whole, norm) / 2
+    own.copy_(before)
+    reduce_scatter_add_rmsnorm_all_gather(x, own, weight, EPS, out=whole)
+    same, right = alike(whole), right and torch.equal(own, total_of_part)
+    errors["both"] = away(whole, norm)
+    own.copy_(before)
+    reduce_scatter_add_rmsnorm_all_gather(x, own, weight, EPS, out=quantized, scale=scale)
+    same, right = alike(quantized) and same, right and torch.equal(own, total_of_part)
+    error = away(quantized, norm, 4, 0.1)
+    right = right and same and max(errors.values()) < TOLERANCE and error < FP8_TOLERANCE
+    found = {"rows": rows, "hidden": hidden, "right": right, "same bits on all ranks": same}
+    found |= {f"error, {one}": round(e, 6) for one, e in errors.items()}
+    return found | {"error of FP8": round(error, 6)}
 
 
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:

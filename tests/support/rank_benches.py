@@ -1,11 +1,13 @@
-"""The benchmark of tensor-parallel layers on ranks of gloo, with small layers. ``ranks`` runs the cases."""
+"""The benchmarks of several ranks on ranks of gloo, with small layers and rows. ``ranks`` runs the cases."""
 
 import dataclasses
+from unittest import mock
 
+import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from graphfuse.benchmarks.programs import tensor_parallel
+from graphfuse.benchmarks.programs import all_reduce, tensor_parallel
 from graphfuse.benchmarks.programs.model_cases import MODELS
 from graphfuse.benchmarks.programs.model_ways import EAGER, OURS, WAYS, Way
 from graphfuse.benchmarks.programs.tensor_parallel_record import SplitCase
@@ -48,4 +50,21 @@ def a_way_that_fails_on_a_rank(mesh: DeviceMesh) -> None:
         assert "ms" in one["ways"][EAGER]
 
 
-CASES = {f.__name__: f for f in (right_ways, a_way_that_fails_on_a_rank)}
+def sums(mesh: DeviceMesh) -> None:
+    """What the sums over ranks and parts of a sequence are held against is what they are."""
+    memory = torch.zeros(all_reduce.OFFSET + 6 * 256, dtype=torch.bfloat16)
+    gathered = torch.zeros(2 * 6 * 256, dtype=torch.uint8)
+    found = all_reduce.results(memory, 6, 256), all_reduce.in_parts(memory, gathered, 6, 256)
+    assert all(one["right"] for one in found), found
+    given = all_reduce.given
+
+    def other_residual(*size: object, **seed: int) -> tuple[torch.Tensor, ...]:
+        x, residual, weight = given(*size, **seed)
+        return x, residual + distributed.get_rank(), weight
+
+    with mock.patch.object(all_reduce, "given", other_residual):
+        found = all_reduce.results(memory, 6, 256), all_reduce.in_parts(memory, gathered, 6, 256)
+    assert not any(one["right"] for one in found), found
+
+
+CASES = {f.__name__: f for f in (right_ways, a_way_that_fails_on_a_rank, sums)}
