@@ -189,11 +189,6 @@ def rowwise_style(module: object) -> RowwiseStyle | None:
     return None
 
 
-def disabled_torch_function() -> object | None:
-    """The `__torch_function__` of tensors that only the dispatcher knows as others; None where there is none."""
-    return _find("_C._disabled_torch_function_impl")
-
-
 def weak_storage(t: object) -> object:
     """A weak reference to a tensor's storage, with `cdata`, that no other storage has while it lives, and `expired`."""
     return importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(t.untyped_storage())

@@ -2,9 +2,12 @@
 
 import contextlib
 import copy
+import io
+import pickle
 from collections.abc import Iterator
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from torch import distributed
@@ -18,6 +21,18 @@ from graphfuse.torch.compile_backend import compiled as compile_backend
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum
 from support.small_models import SMALL
+
+
+def _linear(mesh: DeviceMesh, columns: int = 8):
+    """A fused layer without a bias, split; the same whole; and which part of its input a rank has."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    whole = torch.nn.Linear(columns, 6, bias=False)
+    split = copy.deepcopy(whole)
+    parallelize_module(split, mesh, RowwiseParallel())
+    fuse(split)
+    return split, whole, lambda x: x.chunk(mesh.size(), 1)[distributed.get_rank()]
 
 
 def _tokens(mesh: DeviceMesh) -> torch.Tensor:
@@ -76,7 +91,7 @@ def fused(mesh: DeviceMesh) -> None:
             for mode in (torch.no_grad, torch.inference_mode):
                 with mode(), _counted() as counted:
                     got = model(tokens, use_cache=False)
-                assert counted == {"regions": 2 * layers, "all-reduces": 0}, counted
+                assert counted == {"regions": 2 * layers, "all-reduces": 0}, (mode, counted)
                 torch.testing.assert_close(got.logits, want.logits, rtol=least, atol=least)
             with torch.no_grad():  # somebody looks at sums between layers
                 got = model(tokens, use_cache=False, output_hidden_states=True)
@@ -135,16 +150,10 @@ def read_by_others(mesh: DeviceMesh) -> None:
 
 def in_one_memory(mesh: DeviceMesh) -> None:
     """A product that overwrites the memory of the one before leaves what is not yet added up as it was."""
-    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
-
-    torch.manual_seed(0)
-    whole = torch.nn.Linear(8, 6, bias=False)
-    split = copy.deepcopy(whole)
-    parallelize_module(split, mesh, RowwiseParallel())
-    fuse(split)
+    split, whole, part = _linear(mesh)
     memory = torch.empty(24)
     x, residual = torch.randn(4, 8), torch.randn(4, 6)
-    mine = x.chunk(mesh.size(), 1)[distributed.get_rank()]
+    mine = part(x)
     shared = mock.patch.object(symmetric, "scratch", lambda group, slot, shape, *_: memory.view(shape))
     with shared, torch.no_grad():
         first = split(mine)
@@ -157,17 +166,98 @@ def in_one_memory(mesh: DeviceMesh) -> None:
 
 def a_residual_that_is_changed(mesh: DeviceMesh) -> None:
     """It cannot be added any more, and is not added wrongly."""
-    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
-
-    split = torch.nn.Linear(8, 6, bias=False)
-    parallelize_module(split, mesh, RowwiseParallel())
-    fuse(split)
+    split, _, _ = _linear(mesh)
     residual = torch.randn(4, 6)
     with torch.no_grad():
         made = residual + split(torch.randn(4, 8 // mesh.size()))
         residual.add_(1)
         with pytest.raises(ModelError, match="a residual was changed in place after it was added"):
             made * 2
+
+
+def without_operators(mesh: DeviceMesh) -> None:
+    """What torch reads of memory without an operator is the sum, too; what looks at no element adds nothing up."""
+    split, whole, mine = _linear(mesh)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        want = whole(x)
+        for look in (
+            lambda y: y.numpy(),
+            lambda y: numpy.asarray(y),
+            lambda y: numpy.from_dlpack(y),
+            lambda y: torch.utils.dlpack.from_dlpack(y),
+            lambda y: y.tolist(),
+            lambda y: copy.copy(y),
+            lambda y: copy.deepcopy([y])[0],
+            lambda y: pickle.loads(pickle.dumps(y)),
+            lambda y: torch.load(_saved(y)),
+            lambda y: y.share_memory_(),
+            lambda y: y.untyped_storage().clone().tolist() and torch.tensor(y.storage().tolist()).view(4, 6),
+            lambda y: y.apply_(lambda value: value),
+            lambda y: y.map_(torch.zeros(4, 6), lambda a, b: a),
+            lambda y: y.data_ptr() and y.clone(),
+            lambda y: y.mul_(1),
+        ):
+            got = torch.as_tensor(look(split(mine(x))))
+            assert type(got) is torch.Tensor
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        with _counted() as counted:
+            made = split(mine(x)) + torch.ones(4, 6)
+            assert (made.shape, made.dtype, made.device, made.ndim, len(made)) == (
+                (4, 6),
+                want.dtype,
+                want.device,
+                2,
+                4,
+            )
+            assert made.stride() == (6, 1) and made.is_contiguous() and not made.requires_grad and made.numel() == 24
+            assert "not yet added up over 2 ranks" in f"{made}" and type(made) is DeferredSum
+        assert counted["all-reduces"] == 0
+        torch.testing.assert_close(made.mul_(2), made.clone())  # once read, it is the sum
+        made.resize_(6, 4)
+        assert made.shape == (6, 4) and "DeferredSum" not in repr(made)
+
+
+def _saved(t: torch.Tensor) -> io.BytesIO:
+    made = io.BytesIO()
+    torch.save(t, made)
+    made.seek(0)
+    return made
+
+
+def changed_in_inference_mode(mesh: DeviceMesh) -> None:
+    """torch counts no changes there. A sum has the residual as it was when it was added."""
+    split, whole, mine = _linear(mesh, 6)
+    norm = torch.nn.RMSNorm(6)
+    fuse(norm)
+    x, residual = torch.randn(4, 6), torch.randn(4, 6)
+    with torch.inference_mode():
+        one = whole(x)
+
+        def made():
+            return split(mine(x))
+
+        changes = {
+            "of what it was added to": lambda first, seen: first.add_(1),
+            "of what somebody read": lambda first, seen: [t.add_(1) for t in seen],
+            "of its data": lambda first, seen: first.data.add_(1),
+        }
+        for is_read in (False, True):
+            for name, change in changes.items():
+                first = residual.clone() + made()
+                with _counted() as counted:
+                    norm(first)
+                assert counted["regions"] == 1
+                seen = [first[0]] if is_read else []
+                second = first + made()
+                assert (second.residual is first._total) is not is_read  # copied where somebody may have it
+                change(first, seen)
+                torch.testing.assert_close(second + 0, residual + 2 * one, rtol=1e-5, atol=1e-5, msg=name)
+        plain = residual.clone()
+        added = plain + made()
+        assert type(added) is DeferredSum
+        plain.zero_()
+        torch.testing.assert_close(added + 0, residual + one, rtol=1e-5, atol=1e-5)
 
 
 def compiled(mesh: DeviceMesh) -> None:
@@ -211,5 +301,8 @@ def _prim(name: str, args, named):
 
 
 ON_GPUS = {f.__name__: f for f in (fused, trained, compiled)}
-_ON_CPUS = (compiled_by_older_torch, read_by_others, in_one_memory, a_residual_that_is_changed)
+_ON_CPUS = (
+    *(compiled_by_older_torch, read_by_others, without_operators),
+    *(in_one_memory, a_residual_that_is_changed, changed_in_inference_mode),
+)
 CASES = ON_GPUS | {f.__name__: f for f in _ON_CPUS}

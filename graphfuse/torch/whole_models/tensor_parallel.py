@@ -26,7 +26,38 @@ from graphfuse.torch.fusion.report import Entry
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
-_ADDS = (torch.ops.aten.add.Tensor,)
+_Tensor = torch.Tensor
+
+_ADDS = frozenset({torch.add, _Tensor.add, _Tensor.__add__, _Tensor.__radd__})
+
+_PROPERTIES = (
+    *(
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "itemsize",
+        "nbytes",
+        "requires_grad",
+        "is_leaf",
+        "grad",
+        "grad_fn",
+    ),
+    *("is_cuda", "is_cpu", "is_meta", "is_nested", "is_quantized", "is_sparse", "_version"),
+)
+_METHODS = (
+    *("size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "get_device"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "__len__", "__format__"),
+)
+_ASKED_OF_NO_VALUES = frozenset(
+    {
+        *(getattr(_Tensor, name).__get__ for name in _PROPERTIES),
+        *(getattr(_Tensor, name) for name in _METHODS),
+        *(torch.is_floating_point, torch.is_complex, torch.is_inference, torch.numel),
+    }
+)
+"""What torch calls that looks at no element, so that nothing is added up for it."""
 
 
 class _RankPart:
@@ -59,25 +90,48 @@ class DeferredSum(torch.Tensor):
         self.part, self.residual, self.group = part, residual, group
         self._residual_version = None if residual is None or residual.is_inference() else residual._version
         self._total: torch.Tensor | None = None
+        self._is_read = self._is_lent = False
 
-    __torch_function__ = torch_private.disabled_torch_function()
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """Here, not at the dispatcher, as much of torch that reads memory calls no operator."""
+        if func in _ADDS and not kwargs and len(args) == 2 and (made := _added(*args)) is not None:
+            return made
+        if func in _ASKED_OF_NO_VALUES:
+            of, *others = args
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(of if of._total is None else of._total, *others, **(kwargs or {}))
+        return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func in _ADDS and not kwargs and len(args) == 2 and (made := _added(*args)) is not None:
-            return made
         args, kwargs = pytree.tree_map_only(DeferredSum, DeferredSum.made, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __repr__(self, **options: object) -> str:
-        return repr(self.made())
+        """Of a sum that is not made it has no values: ranks print alone, and would wait for the others."""
+        if self.part is None:
+            return repr(self.made())
+        about = f"{tuple(self.shape)}, {self.dtype}, {self.device}"
+        return f"DeferredSum({about}: not yet added up over {self.group.size()} ranks; clone() of all ranks does)"
 
     def made(self) -> torch.Tensor:
-        """The sum."""
+        """The sum, for whoever may do with it what he likes. Changes of one that is the residual of others do not reach
+        these, or are seen: torch counts them where it is no inference tensor."""
         if self.part is not None:
             total = self.part.tensor.clone()
             distributed.all_reduce(total, group=self.group)
             self.settle(total if self.residual is None else self.kept_residual() + total)
+        if self._is_lent and self._total.is_inference():
+            self._total, self._is_lent = self._total.clone(), False
+        self._is_read = True
+        return self._total
+
+    def lent(self) -> torch.Tensor:
+        """The sum as a residual, which is only read."""
+        if self._total is None or self._is_read:
+            return _unchanged(self.made())
+        self._is_lent = True
         return self._total
 
     def kept_residual(self) -> torch.Tensor:
@@ -94,14 +148,19 @@ class DeferredSum(torch.Tensor):
         self._total, self.part, self.residual = total, None, None
 
 
+def _unchanged(residual: torch.Tensor) -> torch.Tensor:
+    """A residual of which changes are counted, or a copy: torch counts none of inference tensors."""
+    return residual.clone() if residual.is_inference() else residual
+
+
 def _added(a: object, b: object) -> DeferredSum | None:
     """The sum of a residual and what is not yet added up; None for other operands."""
     for sum_, other in ((b, a), (a, b)):
         if isinstance(sum_, DeferredSum) and sum_.part is not None and sum_.residual is None:
-            other = other.made() if isinstance(other, DeferredSum) and other is not sum_ else other
-            fits = type(other) is torch.Tensor and other.shape == sum_.shape and other.dtype is sum_.dtype
-            if fits and other.device == sum_.device:
-                return DeferredSum(sum_.part, sum_.group, other)
+            fits = type(other) in (torch.Tensor, DeferredSum) and other is not sum_
+            if fits and (other.shape, other.dtype, other.device) == (sum_.shape, sum_.dtype, sum_.device):
+                residual = other.lent() if isinstance(other, DeferredSum) else _unchanged(other)
+                return DeferredSum(sum_.part, sum_.group, residual)
     return None
 
 
@@ -126,7 +185,7 @@ def normed(of: FusedCalls, module: torch.nn.Module, x: DeferredSum) -> torch.Ten
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
     """Entry of a module whose result `RowwiseParallel` adds up over ranks; None for others."""
     style = torch_private.rowwise_style(module) if "torch.distributed.tensor" in sys.modules else None
-    if style is None or DeferredSum.__torch_function__ is None:
+    if style is None:
         return None
     kind = type(module).__name__
     if not style.is_whole_and_local:
