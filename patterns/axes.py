@@ -69,14 +69,20 @@ class Axes:
         is_shared = self.parted(t) and is_one and (count > 1 or t in self.graph.producer)
         return self.width // count if is_shared else 0
 
+    def repeated(self, t: TensorId) -> int:
+        """Columns of a part, of a tensor that has these for one part, the same for all; 0 for any other tensor."""
+        *_, count, columns = (0, *self.graph.tensors[t].dim)
+        is_repeated = self.parted(t) and count == 1 < columns < self.width and self.width % columns == 0
+        return columns if is_repeated else 0
+
     def whole(self, t: TensorId) -> bool:
         """True if a tensor has an element for each of the rows."""
         return self.graph.tensors[t].dim == self.dim
 
     def fits(self, t: TensorId) -> bool:
-        """True if a tensor broadcasts to the rows: along all columns, all of each part, or none."""
+        """True if a tensor broadcasts to the rows: along all columns, all of each part, all parts, or none."""
         dim = self.tensor(t).dim
-        if self.shared(t):
+        if self.shared(t) or self.repeated(t):
             dim = (*dim[:-1], 1)
         if len(dim) != len(self.dim) or any(e not in (1, x) for e, x in zip(dim, self.dim, strict=True)):
             return False

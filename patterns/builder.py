@@ -15,7 +15,7 @@ from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.clamping import clamped
 from graphfuse.rows.contraction import contracted, factors
 from graphfuse.rows.division import divided
-from graphfuse.rows.pairs import COLUMNS, EachPart
+from graphfuse.rows.pairs import COLUMNS, EachColumnOfPart, EachPart
 from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
@@ -127,7 +127,8 @@ class Builder:
             share = self.axes.shared(t) if value is not None and self._has_columns()(value) else 0
             piece = Piece(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
             return (self.matched.written(t, piece),)
-        unit = self.values.paired.get(t, COLUMNS)
+        period = self.axes.repeated(t)
+        unit = self.values.paired.get(t, EachColumnOfPart(period) if period else COLUMNS)
         return tuple(replace(piece, unit=unit) for piece in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
@@ -163,7 +164,7 @@ class Builder:
         """Extent of a tensor in memory. One row is as good as many: only weight and bias are known to be the
         same for all of them."""
         dim, axes = self.axes.tensor(t).dim, self.axes
-        wide = self._is_wide(axes.tensor(t))
+        wide = self._is_wide(axes.tensor(t)) or axes.repeated(t) > 0
         if t in self.values.paired or t in self.values.moved:
             return Extent(True, wide or t in self.values.paired)
         rows, all_rows = ([e[axis] for axis in axes.axes] for e in (dim, axes.dim))

@@ -45,7 +45,7 @@ class Pointwise(Computing):
 
     def suits(self, matched: Matched, node: Node) -> bool:
         axes, output = matched.axes, node.output("output")
-        if not axes.fits(output):
+        if not axes.fits(output) or axes.repeated(output):
             return False
         # What is the same for all rows can be worked out by each of them, but not written by one.
         dim = axes.tensor(output).dim
@@ -244,9 +244,13 @@ class Turning(Role):
 
     def joins(self, matched: Matched, node: Node) -> bool:
         x = node.input("input")
-        if node.compute is not data_type.FLOAT or not matched.axes.last or not matched.axes.whole(x):
+        if node.compute is not data_type.FLOAT or not matched.axes.last or not self.is_of_rows(matched.axes, node, x):
             return False
         return not matched.ended(x)
+
+    def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
+        """True if a tensor has all rows; or their parts, whose neighbouring columns are those of rows."""
+        return axes.whole(x) or node.attribute("interleaved") and axes.part(x) > 0
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
         return move.regular
@@ -267,6 +271,9 @@ class Rotating(Turning):
     def joins(self, matched: Matched, node: Node) -> bool:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
         return super().joins(matched, node) and not any(matched.role(n).regular for n in made)
+
+    def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
+        return axes.whole(x)
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
         return move.regular if t == node.input("input") else not move.regular

@@ -1,7 +1,7 @@
 """The VAE of WAN as diffusers has it, at the published widths with random weights: decode and encode, by everybody.
 
     python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--resume] [--only CASE ...] [--ways WAY ...]
-                                                    [--rounds N] [--quick] [--top N]
+                                                    [--seconds N] [--rounds N] [--quick] [--top N]
 
 Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel is
 the profiler's. Memory is torch's peak over what was allocated before the call. First calls of ours are measured in
@@ -9,13 +9,16 @@ processes of their own, with no kernels kept and with those of the process befor
 program.
 
 The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
-measure some ways, and keep the others of the record that is there.
+measure some ways, and keep the others of the record that is there. The slowest, alone:
+
+    graphfuse bench wan-vae --record FOLDER --resume --ways compile_max_autotune --seconds 480
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import gc
 import importlib.util
 import json
@@ -24,12 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from graphfuse.base import settings
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs.llama import milliseconds
+from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
 from graphfuse.benchmarks.programs.wan_vae_cases import (
     CASES,
     COMPILED,
@@ -38,6 +44,7 @@ from graphfuse.benchmarks.programs.wan_vae_cases import (
     QUICK,
     WAYS,
     VideoCase,
+    VideoWay,
     called,
     given,
     model,
@@ -47,6 +54,7 @@ from graphfuse.benchmarks.untuned import untuned
 
 NAME = "wan-vae"
 DISTRIBUTIONS = ("torch", "triton", "diffusers")
+NAMES = tuple(way.name for way in WAYS.values())
 WARM = 2
 LONG = 1000.0
 """Milliseconds of a call that is timed in half of the rounds."""
@@ -99,6 +107,8 @@ def sample(call: Callable[[], object]) -> float:
     """Milliseconds of a call."""
     import torch
 
+    if not torch.cuda.is_available():
+        return milliseconds(call, lambda: None)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     call()
@@ -119,47 +129,56 @@ def peak(call: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def measure(case: VideoCase, ways: Sequence[str], rounds: int, top: int = 0) -> dict:
-    """Entries of one case, by way."""
+def measure(
+    case: VideoCase,
+    ways: Mapping[str, VideoWay],
+    rounds: int,
+    top: int = 0,
+    device: str = "cuda",
+    sizes: Mapping[str, object] = MappingProxyType({}),
+) -> dict:
+    """Entries of one case, by way. sizes: of the model, for tests; on a CPU memory and kernels are not counted."""
     import torch
 
     entries: dict[str, dict] = {}
     calls: dict[str, Callable[[], torch.Tensor]] = {}
-    x = given(case, "cuda")
+    x, on_gpu = given(case, device), device.startswith("cuda")
     with torch.no_grad():
         with torch.backends.cudnn.flags(allow_tf32=False):
-            exact = called(model(torch.float32, "cuda"), case)(x).cpu()
-        x, base = x.bfloat16(), model(torch.bfloat16, "cuda")
-        for way in ways:
+            exact = called(model(torch.float32, device, **sizes), case)(x).cpu()
+        x, base = x.bfloat16(), model(torch.bfloat16, device, **sizes)
+        for title, way in ways.items():
             try:
-                begin = time.perf_counter()
-                of = called(WAYS[way](copy.deepcopy(base)), case)
-                made = of(x).float().cpu()
-                first = time.perf_counter() - begin
-                call = calls[way] = lambda of=of: of(x)
-                for _ in range(WARM):
-                    call()
+                with limited(way.seconds, title):
+                    begin = time.perf_counter()
+                    of = called(way.make(copy.deepcopy(base)), case)
+                    made = of(x).float().cpu()
+                    first = time.perf_counter() - begin
+                    call = calls[title] = lambda of=of: of(x)
+                    for _ in range(WARM):
+                        call()
                 far = float((made - exact).norm() / exact.norm())
-                entries[way] = {"first_s": first, "error": far, "peak_bytes": peak(call)}
-            except Exception as error:  # of a peer, whose reason is recorded
-                calls.pop(way, None)
-                entries[way] = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+                entries[title] = {"first_s": first, "error": far, "peak_bytes": peak(call) if on_gpu else 0}
+            except (Exception, OutOfTime) as error:  # of a peer, whose reason is recorded
+                calls.pop(title, None)
+                told = str(error) if isinstance(error, OutOfTime) else session.first_line(error)
+                entries[title] = {"failed": told[:200]}
             gc.collect()
         longest = max((sample(call) for call in calls.values()), default=0.0)
         samples = [
-            {way: sample(call) for way, call in calls.items()}
+            {title: sample(call) for title, call in calls.items()}
             for _ in range(max(3, rounds // 2) if longest > LONG else rounds)
         ]
-        for way, call in calls.items():
-            low, median, high = statistics.quantiles([one[way] for one in samples], n=4)
-            kernels = kernel_times.taken(call)
-            entries[way] |= {
+        for title, call in calls.items():
+            low, median, high = statistics.quantiles([one[title] for one in samples], n=4)
+            kernels = kernel_times.taken(call) if on_gpu else {}
+            entries[title] |= {
                 "ms": {"median": median, "low": low, "high": high},
                 "kinds": kernel_times.by_kind(kernels),
                 "kernels": sum(count for count, _ in kernels.values()),
             }
             if top:
-                print(f"\n{case}, {way}: kernels by time\n{kernel_times.told(kernels, top)}")
+                print(f"\n{case}, {title}: kernels by time\n{kernel_times.told(kernels, top)}")
     return entries
 
 
@@ -180,7 +199,7 @@ torch.nn.functional.conv2d(x[:, :, 0], torch.ones(1, 16, 3, 3, device="cuda", dt
 torch.cuda.synchronize()
 begin = time.perf_counter()
 with torch.no_grad():
-    cases.called(cases.WAYS[cases.OURS](vae), case)(x)
+    cases.called(cases.WAYS[cases.OURS].make(vae), case)(x)
 torch.cuda.synchronize()
 print(time.perf_counter() - begin)
 """
@@ -223,6 +242,12 @@ def kinds(content: dict) -> tables.Table:
     )
 
 
+def chosen(names: Sequence[str], seconds: float | None) -> dict[str, VideoWay]:
+    """Ways by title, those with these names, all for none. seconds: in place of each way's own, unless None."""
+    found = {title: way for title, way in WAYS.items() if not names or way.name in names}
+    return found if seconds is None else {t: dataclasses.replace(way, seconds=seconds) for t, way in found.items()}
+
+
 def merged(cases: Sequence[dict], name: str, entries: dict[str, dict]) -> list[dict]:
     """Cases with entries of one more, or of more ways of one that is there; cases and ways in the order of the
     bench."""
@@ -242,7 +267,8 @@ def main(arguments: Sequence[str] | None = None, called_as: str | None = None, n
     parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {NAME}-DEVICE.json into FOLDER")
     parser.add_argument("--resume", action="store_true", help="keep what the record there has")
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(map(str, CASES)))
-    parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help="; ".join(WAYS))
+    parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help=", ".join(NAMES))
+    parser.add_argument("--seconds", type=float, metavar="N", help="that a way takes at most before it is timed")
     parser.add_argument("--rounds", type=int, default=12, help="samples of each way, 12 unless told")
     parser.add_argument("--quick", action="store_true", help="short cases, nothing compiled, 5 rounds, no record")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
@@ -257,8 +283,10 @@ def main(arguments: Sequence[str] | None = None, called_as: str | None = None, n
         if one not in map(str, CASES):
             parser.error(f"{one}: there are {', '.join(map(str, CASES))}")
     for one in asked.ways:
-        if one not in WAYS:
-            parser.error(f"{one}: there are {'; '.join(WAYS)}")
+        if one not in NAMES:
+            parser.error(f"{one}: there are {', '.join(NAMES)}")
+    if asked.seconds is not None and not asked.seconds > 0:
+        parser.error(f"--seconds {asked.seconds:g}: accepted: a number above 0")
     if reason := record.gpu_needed("wan_vae"):
         parser.exit(no_gpu, f"{reason}\n")
     if importlib.util.find_spec("diffusers") is None:
@@ -274,14 +302,15 @@ def _run(asked: argparse.Namespace) -> None:
     if asked.resume and (file := record.path(asked.record, NAME, about)).exists():
         before = json.loads(file.read_text())
         content |= {key: before[key] for key in ("start", "cases") if key in before}
-    if not asked.quick and "start" not in content:
+    ways = chosen(asked.ways, asked.seconds)
+    if not asked.quick and "start" not in content and OURS in ways:
         content["start"] = started()
     with untuned():
         for case in QUICK if asked.quick else CASES:
-            ways = [way for way in case.ways if not asked.ways or way in asked.ways]
-            if not ways or asked.only and str(case) not in asked.only:
+            of_case = {title: ways[title] for title in case.ways if title in ways}
+            if not of_case or asked.only and str(case) not in asked.only:
                 continue
-            entries = measure(case, ways, 5 if asked.quick else asked.rounds, asked.top)
+            entries = measure(case, of_case, 5 if asked.quick else asked.rounds, asked.top)
             content["cases"] = merged(content["cases"], str(case), entries)
             if asked.record:
                 record.write(asked.record, NAME, about, content)

@@ -19,6 +19,16 @@ EAGER, BY_HAND, COMPILED, TUNED, OURS = (
 
 
 @dataclass(frozen=True)
+class VideoWay:
+    """A way to run the VAE. name: what `--ways` calls it. make: has a model of one's own run in it. seconds: that make,
+    a first call and warming up take at most; what takes longer has failed."""
+
+    name: str
+    make: Callable[[torch.nn.Module], torch.nn.Module]
+    seconds: float = 120.0
+
+
+@dataclass(frozen=True)
 class VideoCase:
     """Decode of latents, or encode of the frames that they stand for. frames, height, width: of the latents. ways:
     those that it is measured in."""
@@ -48,13 +58,13 @@ CASES = (
 QUICK = (VideoCase("decode", 3, SHORT), VideoCase("encode", 3, SHORT))
 
 
-def model(dtype: torch.dtype, device: str) -> torch.nn.Module:
-    """The VAE of WAN 2.1 at the published widths, with random weights."""
+def model(dtype: torch.dtype, device: str, **sizes: object) -> torch.nn.Module:
+    """The VAE of WAN 2.1 with random weights, at the published widths unless `sizes` say others."""
     import torch
     from diffusers import AutoencoderKLWan
 
     torch.manual_seed(7)
-    made = AutoencoderKLWan().eval()
+    made = AutoencoderKLWan(**sizes).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith("gamma"):
@@ -102,11 +112,13 @@ def _fused(vae: torch.nn.Module) -> torch.nn.Module:
     return vae
 
 
-WAYS: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-    EAGER: lambda vae: vae,
-    BY_HAND: _by_hand,
-    COMPILED: _compiled,
-    TUNED: lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"),
-    OURS: _fused,
+WAYS: dict[str, VideoWay] = {
+    EAGER: VideoWay("eager", lambda vae: vae),
+    BY_HAND: VideoWay("eager_channels_last", _by_hand),
+    COMPILED: VideoWay("compile", _compiled, 300.0),
+    TUNED: VideoWay(
+        "compile_max_autotune", lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"), 480.0
+    ),
+    OURS: VideoWay("fuse", _fused),
 }
-"""Makes a model of one's own run in a way, by name."""
+"""By title, as records have them."""

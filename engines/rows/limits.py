@@ -86,6 +86,13 @@ def pair_faults(
             )
 
 
+def period_faults(periods: Iterable[int], piece: int) -> Iterator[str]:
+    """Pieces are whole within each part of a row for which an input is the same."""
+    for period in periods:
+        if period % piece:
+            yield f"pieces have {counted(piece, 'column')}; accepted: a divisor of the {period} of a part"
+
+
 def static_faults(nbytes: int) -> Iterator[str]:
     """Shared memory that a kernel declares, in which CTAs of a row have what all of its threads came to."""
     if nbytes > _MOST_STATIC:

@@ -56,6 +56,8 @@ def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
         found["pairs"] = [pairs.count, pairs.interleaved]
     if view.unit.part:
         found["part"] = view.unit.part
+    if view.unit.period:
+        found["period"] = view.unit.period
     if view.place.span:
         found["parts"] = [access(part, chunk) for part in view.parts]
     return found

@@ -53,6 +53,11 @@ def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
     program = facts.program
     if program.all_pairs and not rotates:
         yield f"{facts.node}: pairs of columns; accepted where a thread takes neighbouring columns of a row"
+    for period in program.periods if not rotates else ():
+        yield (
+            f"{facts.node}: an input is the same for all parts of {counted(period, 'column')}; accepted where a thread "
+            "takes neighbouring columns of a row"
+        )
     for view in program.all_views:
         if view.place.kind and not (rotates and view.unit.pairs):
             yield f"{view.name!r}: its rows {view.place.kind}; accepted where CTAs take some rows and end"
@@ -72,6 +77,14 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
                 f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
                 f"{WARP * most}, as a warp has a row"
             )
+
+
+def period_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
+    """Why inputs that are the same for all parts of rows are refused. chunk: as of ``pair_reasons``."""
+    for period in facts.program.periods:
+        if period % chunk:
+            what = f"{facts.node}: an input is the same for all parts of {counted(period, 'column')}"
+            yield f"{what}; accepted: of a multiple of {chunk}"
 
 
 def part_reasons(facts: RowFacts, chunk: int, most: int = 1) -> Iterator[str]:

@@ -110,7 +110,7 @@ def copies(plan: PhasePlan) -> Copies:
     """Inputs that are copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word
     has. Not cosines and sines, which the rows of a token share, and whose place must be read first."""
     inputs = plan.program.inputs if plan.stages > 1 else ()
-    own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None for view in inputs)
+    own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
     read = ((i, view) for i, (view, copied) in enumerate(zip(inputs, own, strict=True)) if copied)
     found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in read)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST), tuple(axes(plan)))

@@ -48,7 +48,7 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" and not _repeats(view) else "COLUMN_READS"
         address = view.place.address(f"i{i}")
-        load = f"gf::load<{size}, {width}, {how}>(gf::offset({address}, {pieces.step(plan, f'i{i}', size)}))"
+        load = f"gf::load<{size}, {width}, {how}>(gf::offset({address}, {pieces.step(plan, f'i{i}', size, view.unit)}))"
         load = copied.piece_read if copied else _where_there_is_one(plan, i, load)
         # The second piece of a thread has the same pairs as the first, whose reads it gets.
         loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
@@ -57,8 +57,11 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
 
 
 def _repeats(view: View) -> bool:
-    """True if rows are read again and again: chosen ones, or those that are the same along an axis, of several."""
-    return view.unit.pairs is not None or (view.place.span is not None and not all(view.row_strides))
+    """True if elements are read again and again: those of several columns, of chosen rows, or of rows that are the same
+    along an axis, of several."""
+    if view.unit.pairs is not None or view.unit.period:
+        return True
+    return view.place.span is not None and not all(view.row_strides)
 
 
 def _where_there_is_one(plan: PhasePlan, i: int, load: str) -> str:

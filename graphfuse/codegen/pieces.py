@@ -6,6 +6,7 @@ Along a row, a value of one per row is a number. Across rows, a piece has PIECE 
 from collections.abc import Iterable, Iterator
 
 from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.rows.pairs import COLUMNS, EachColumn
 
 
 def index(plan: PhasePlan) -> str:
@@ -35,6 +36,6 @@ def each(lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def step(plan: PhasePlan, name: str, nbytes: int) -> str:
-    """Bytes from an address in the row's struct to its piece `at`. nbytes: of a piece."""
-    return f"at * row.{name}_apart" if plan.across else f"at * {nbytes}"
+def step(plan: PhasePlan, name: str, nbytes: int, unit: EachColumn = COLUMNS) -> str:
+    """Bytes from an address in the row's struct to its piece `at`. nbytes: of a piece. unit: of what is read."""
+    return f"at * row.{name}_apart" if plan.across else f"{unit.place(plan.piece)} * {nbytes}"

@@ -23,6 +23,7 @@ class EachColumn:
 
     pairs: ClassVar[Pairs | None] = None  # those that have an element each
     part: ClassVar[int] = 0  # neighbouring columns that share an element; 0 for none
+    period: ClassVar[int] = 0  # columns after which its elements come again; 0 where they do not
     halves: ClassVar[bool] = False  # whether columns that lie apart share an element
     unpack: ClassVar[str] = "unpack"  # the function that makes values of a piece that is read
 
@@ -33,6 +34,10 @@ class EachColumn:
     def offset(self, piece: int, nbytes: int) -> str:
         """Bytes from a row's first element to the thread's first piece, in C++. nbytes: of a piece."""
         return f"thread * {nbytes}"
+
+    def place(self, piece: int) -> str:
+        """Number of pieces from the address of a row that a thread has to its piece `at`, in C++."""
+        return "at"
 
     def beyond(self, piece: int, columns: int) -> str:
         """Condition, in C++, under which a piece of a row of `columns` has no element; empty if each has some."""
@@ -78,6 +83,23 @@ class EachPart(EachColumn):
     @property
     def part(self) -> int:
         return self.columns
+
+
+@dataclass(frozen=True)
+class EachColumnOfPart(EachColumn):
+    """A tensor that is read has an element for each column of a part of a row, the same for all parts."""
+
+    columns: int
+
+    @property
+    def period(self) -> int:
+        return self.columns
+
+    def offset(self, piece: int, nbytes: int) -> str:
+        return "0"
+
+    def place(self, piece: int) -> str:
+        return f"gf::u32(row.thread + at) % {self.columns // piece}u"
 
 
 COLUMNS = EachColumn()

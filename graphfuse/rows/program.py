@@ -255,7 +255,13 @@ class RowProgram:
     @cached_property
     def read_whole(self) -> tuple[View, ...]:
         """Inputs with an element for each one of the rows."""
-        return tuple(view for view in self.inputs if view.rows and view.columns and view.unit.pairs is None)
+        whole = (view for view in self.inputs if view.rows and view.columns)
+        return tuple(view for view in whole if view.unit.pairs is None and not view.unit.period)
+
+    @cached_property
+    def periods(self) -> tuple[int, ...]:
+        """Columns after which elements of an input come again, each number once."""
+        return tuple(dict.fromkeys(view.unit.period for view in self.inputs if view.unit.period))
 
     @cached_property
     def written_whole(self) -> tuple[View, ...]:

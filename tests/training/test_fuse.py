@@ -37,7 +37,7 @@ class Branching(Layer):
     def forward(self, x, scale=None):
         residual = x
         x = self.mixer(self.before(x))
-        if scale is not None:
+        if scale:
             x = x * scale
         x = residual + x
         return x + self.mlp(self.after(x))
@@ -223,7 +223,7 @@ def test_epsilon_and_constants_are_compared_at_each_call():
     [
         (
             Branching,
-            "residual sums: its forward is not straight: line 4 asks whether an argument is None: scale is not None",
+            "residual sums: its forward is not straight: line 4 asks what differs from call to call: scale",
         ),
         (Between, "something comes between a residual sum and after"),
     ],

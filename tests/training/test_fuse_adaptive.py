@@ -96,7 +96,8 @@ def test_each_block_is_as_exact_as_it_was(wan, samples, each_token):
             exact, made = wide.double()(*wider(args)), block(*args)
         assert made.dtype is before.dtype
         assert (made - exact).norm() <= 1.05 * (before - exact).norm()
-    assert [len(one) for one in chosen() if one] == [1, 1, 1]  # the second block's are the first's
+    # The second block's are the first's.
+    assert [len(operations) for one in chosen() for operations in one] == [1, 1, 1, 2]
 
 
 REPORTED = [
@@ -130,6 +131,38 @@ def test_what_torch_computes_of_all_rows_is_the_last_gate(wan):
     found = Counter(calls.found)
     assert not {"native_layer_norm", "_fused_rms_norm", "pow", "mean", "rsqrt"} & {*found}
     assert (found["mul"], found["add"], found["_to_copy"]) == (1, 1, 3)
+
+
+ROTATED = "rmsnorm, turn_pairs, mul, add"
+
+
+def test_queries_and_keys_are_normalized_and_rotated_in_one_kernel_each(wan):
+    seen = []
+    attention = [block.attn1 for block in wan.blocks] + [block.attn2 for block in wan.blocks]
+    hooks = [a.register_forward_hook(lambda m, a, made: seen.append((m, a, made))) for a in attention]
+    run(wan, **video.given())
+    for hook in hooks:
+        hook.remove()
+    report = fuse(wan)
+    assert {f"blocks.{n}.attn1" for n in range(2)} <= {e.name for e in report.replaced}
+    for module, args, before in seen:
+        with torch.no_grad():
+            assert torch.equal(module(*args), before)
+    assert [ways for ways in chosen() if ways] == [[(ROTATED, ROTATED)]]  # those of texts have no rotation
+
+
+def test_another_call_of_attention_is_the_classs(wan):
+    fuse(wan)
+    attention, x = wan.blocks[0].attn1, torch.randn(1, 12, 64).bfloat16()
+    with torch.no_grad():
+        wanted = type(attention).forward(attention, x)
+        assert torch.equal(attention(x), wanted)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+            attention(x, other=1)
+        angles = torch.randn(1, 12, 1, 32), torch.randn(1, 12, 1, 32)
+        attention(x, rotary_emb=angles)
+        attention.processor = lambda *given: given[1] * 2
+        assert torch.equal(attention(x, rotary_emb=angles), x * 2)
 
 
 def test_a_norm_that_is_changed_afterwards_is_what_it_is(wan):

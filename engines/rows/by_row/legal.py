@@ -10,6 +10,7 @@ from graphfuse.engines.rows.limits import (
     block_faults,
     cluster_faults,
     pair_faults,
+    period_faults,
     power_faults,
     range_faults,
     static_faults,
@@ -46,6 +47,7 @@ def unfit(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]
     pairs = facts.program.all_pairs
     if pairs:
         yield from pair_faults(pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
+    yield from period_faults(facts.program.periods, piece)
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):
         if (knobs.threads_per_row, knobs.chunks) != (MAX_THREADS, 1):

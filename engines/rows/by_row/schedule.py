@@ -15,7 +15,7 @@ from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
-from graphfuse.engines.rows.support import pair_reasons, part_reasons, tensor_reasons
+from graphfuse.engines.rows.support import pair_reasons, part_reasons, period_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
 
@@ -40,6 +40,7 @@ class ByRow(Schedule[ByRowKnobs]):
         split = ByRowSplit.of(facts)
         yield from pair_reasons(facts, split.chunk)
         yield from part_reasons(facts, split.chunk, MOST_CHUNKS)
+        yield from period_reasons(facts, split.chunk)
         if not any(map(is_usual, self.legal(facts, device))):
             longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
             for shared in static_faults(split.static_bytes(longest)):

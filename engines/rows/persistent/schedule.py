@@ -14,7 +14,7 @@ from graphfuse.engines.rows.persistent.legal import legal, malformed, unfit
 from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import Schedule, best_first
-from graphfuse.engines.rows.support import pair_reasons, part_reasons, place_reasons, tensor_reasons
+from graphfuse.engines.rows.support import pair_reasons, part_reasons, period_reasons, place_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -40,6 +40,7 @@ class Persistent(Schedule[PersistentKnobs]):
         piece = PersistentSplit.of(facts).piece
         yield from pair_reasons(facts, piece, most=piece)
         yield from part_reasons(facts, piece)
+        yield from period_reasons(facts, piece)
         misfit = self.misfit(facts)
         if misfit:
             yield f"{facts.node}: {misfit}"

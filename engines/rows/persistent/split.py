@@ -73,7 +73,8 @@ class PersistentSplit(Split[PersistentKnobs]):
             tuple(len(facts.program.sums) + _kept_bytes(plan) / 4 for plan in plans),
             sum(c.nbytes for c in copied if c.pieces),
             sum(c.nbytes for c in copied if not c.pieces),
-            sum(c.pieces for c in copied) == len(facts.program.read_whole) and not facts.program.all_pairs,
+            sum(c.pieces for c in copied) == len(facts.program.read_whole)
+            and not (facts.program.all_pairs or facts.program.periods),
             plan.held_bytes > 0,
             *(max(len(facts.program.reduced_after(phase, join)) for phase in plan.phases) for join in Join),
         )

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
 
 import torch
 
@@ -121,11 +121,21 @@ class _Frame:
                 case ast.Assert():
                     if not self.truth(statement.test):
                         raise self.declined(statement, "fails")
+                case ast.FunctionDef(decorator_list=[]):
+                    self.variables[statement.name] = self.defined(statement)
                 case ast.Pass():
                     pass
                 case _:
                     raise self.declined(statement, f"is {type(statement).__name__}")
         return None
+
+    def defined(self, node: ast.FunctionDef) -> FunctionType:
+        """A function within the function, which reads nothing of its variables."""
+        codes = (c for c in self.function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name)
+        found = [code for code in codes if not code.co_freevars and code.co_firstlineno == node.lineno]
+        if len(found) != 1 or node.args.defaults or any(node.args.kw_defaults):
+            raise self.declined(node, "is FunctionDef")
+        return FunctionType(found[0], self.function.__globals__, node.name)
 
     def declined(self, node: ast.AST, what: str) -> ForwardDeclined:
         code = self.function.__code__
@@ -153,8 +163,15 @@ class _Frame:
                 raise self.declined(target, "takes another number of values")
             for place, v in zip(places, values, strict=True):
                 self.assign(place.value if isinstance(place, ast.Starred) else place, v)
-        else:
+        elif not self.stored(target, value):
             raise self.declined(target, f"changes {ast.unparse(target)}")
+
+    def stored(self, target: ast.expr, value: object) -> bool:
+        """True if a value was written to a part of a symbol of a variable."""
+        if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+            return False
+        held = self.variables.get(target.value.id)
+        return isinstance(held, self.domain.symbols) and self.domain.store(held, self.value(target.slice), value)
 
     def truth(self, node: ast.expr) -> bool:
         return self.decided(node, self.value(node))
@@ -196,13 +213,17 @@ class _Frame:
         parts = (None if n is None else self.value(n) for n in (node.lower, node.upper, node.step))
         return slice(*(self.settled(node, part) for part in parts))
 
-    def items(self, nodes: Sequence[ast.expr]) -> list[object]:
+    def items(self, nodes: Sequence[ast.expr], most: int | None = None) -> list[object]:
+        """Values of expressions. most: how many of them there are, where that is known."""
         found: list[object] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
                 found.append(self.value(node))
                 continue
             values = self.value(node.value)
+            if isinstance(values, self.domain.symbols) and most is not None and node is nodes[-1]:
+                with self.at(node):
+                    values = self.domain.unpack(values, most - len(found))
             if not isinstance(values, tuple | list):
                 raise self.declined(node, f"spreads {ast.unparse(node.value)}")
             found += values
@@ -276,6 +297,9 @@ class _Frame:
         value, index = self.value(node.value), self.value(node.slice)
         if isinstance(value, self.domain.symbols):
             return self.computed(node, operator.getitem, (value, index), {})
+        if isinstance(value, Child) and type(index) is int:
+            with self.at(node):
+                return self.domain.item(value, index)
         if isinstance(value, Named) and _makes_activations(value.value) and isinstance(index, str):
             made = value.value.get(index)
             if isinstance(made, type) and (made in _ACTIVATIONS or made.__init__ is torch.nn.Module.__init__):
@@ -308,7 +332,7 @@ class _Frame:
             self.domain.record(root, path, value)
             return value
         is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
-        if is_named or _makes_activations(value) or self.domain.computes(value):
+        if is_named or _makes_activations(value) or self.domain.computes(value) or _called_by(value) is not None:
             return Named(value, root, path)
         raise self.declined(node, f"reads {ast.unparse(node)}, {with_article(type(value).__name__)}")
 
@@ -329,6 +353,10 @@ class _Frame:
         if isinstance(value.value, type):
             found = inspect.getattr_static(value.value, name, None)
             if isinstance(found, FunctionType) or is_plain(found):
+                return self.read(node, value.root, path, found)
+        if _called_by(value.value) is not None:
+            found = vars(value.value).get(name, inspect.getattr_static(type(value.value), name, self))
+            if is_plain(found):
                 return self.read(node, value.root, path, found)
         raise self.declined(node, f"reads {ast.unparse(node)}")
 
@@ -374,7 +402,8 @@ class _Frame:
         return Named(found, owner, (node.attr,), is_method=True)
 
     def _call(self, node: ast.Call) -> object:
-        function, args = self.value(node.func), self.items(node.args)
+        function = self.value(node.func)
+        args = self.items(node.args, _most(function))
         named: dict[str, object] = {}
         for keyword in node.keywords:
             value = self.value(keyword.value)
@@ -385,6 +414,8 @@ class _Frame:
                     named |= self.domain.spread(value)
         if isinstance(function, TensorMethod | Child | self.domain.symbols):
             return self.computed(node, function, args, named)
+        if isinstance(function, FunctionType):  # which the function defines
+            return self.called(function, args, named)
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
                 return self.computed(node, _ACTIVATIONS[function.cls], args, named)
@@ -402,11 +433,43 @@ class _Frame:
                 if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
                     return value(*args)
             elif isinstance(value, FunctionType) and not _is_torchs(value):
-                return self.called(value, args, named)
+                return self.called_or_whole(value, args, named)
+            elif (call := _called_by(value)) is not None:
+                self.domain.record(function.root, (*function.path, "__class__", "__call__"), call)
+                return self.called(call, [function, *args], named)
         raise self.declined(node, f"calls {ast.unparse(node.func)}, which is not known to do the same each time")
 
     def called(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
-        return _called(self.domain, function, args, named, self.depth + 1)
+        return _called(self.domain, function, args, self.domain.passed_on(function, named), self.depth + 1)
+
+    def called_or_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
+        """Result of a function, which is called as it is where it cannot be run here."""
+        place = self.domain.place()
+        try:
+            return self.called(function, args, named)
+        except Exception:  # of what a stranger's function does with symbols, too
+            if not self.domain.can_call(function, args, named):
+                raise
+        self.domain.go_back(place)
+        return self.domain.call_whole(function, args, named)
+
+
+def _called_by(value: object) -> FunctionType | None:
+    """The function that calling an object calls, of a class of Python's usual kind; None for what is no such."""
+    cls = type(value)
+    usual = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
+    found = inspect.getattr_static(cls, "__call__", None)
+    return found if usual and isinstance(found, FunctionType) and not isinstance(value, torch.nn.Module) else None
+
+
+def _most(function: object) -> int | None:
+    """Number of arguments that a function is given, where it has no defaults; None for any other."""
+    value = function.value if isinstance(function, Named) and not function.is_method else function
+    if not isinstance(value, FunctionType):
+        return None
+    code, is_open = value.__code__, inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    is_fixed = not code.co_flags & is_open and not code.co_kwonlyargcount and not value.__defaults__
+    return code.co_argcount if is_fixed else None
 
 
 def _makes_activations(value: object) -> bool:

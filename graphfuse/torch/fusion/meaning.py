@@ -192,6 +192,19 @@ def with_extents_of_inputs(graph: Graph) -> None:
                 break
 
 
+def with_types_said(graph: Graph) -> None:
+    """Gives casts the type that they ask another tensor for: nobody needs a tensor for its type alone."""
+    for node in [*graph.nodes]:
+        of, like = map(value, node.args) if called(node) == "type_as" and len(node.args) == 2 else (None, None)
+        if of is None or like is None or value(node) is None or of.device != like.device:
+            continue
+        if of.dtype is like.dtype:  # it is the tensor itself
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        else:
+            node.op, node.target, node.args = "call_method", "to", (node.args[0], like.dtype)
+
+
 def _is_new(node: Node) -> bool:
     """True if a node makes a tensor of its own, which nothing else sees."""
     found = op(node)

@@ -3,6 +3,7 @@ has a name or was looked up."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 
 import torch
 
@@ -94,6 +95,32 @@ class Domain:
         if value != {}:
             raise ForwardDeclined("passes on a mapping")
         return {}
+
+    def passed_on(self, function: FunctionType, named: Mapping[str, object]) -> Mapping[str, object]:
+        """Named arguments as a function takes them."""
+        return named
+
+    def store(self, symbol: object, index: object, value: object) -> bool:
+        """True if a value was written to a part of a symbol, which then is another."""
+        return False
+
+    def item(self, child: Child, index: int) -> Child:
+        """Module in a list of modules."""
+        raise ForwardDeclined("reads a module of several")
+
+    def place(self) -> object:
+        """Place that a trace has come to."""
+        return None
+
+    def go_back(self, place: object) -> None:
+        """Forgets what was done since."""
+
+    def can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
+        """True if a function that cannot be run here may be called as it is, in each call again."""
+        return False
+
+    def call_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
+        raise NotImplementedError
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
         raise ForwardDeclined(f"calls self.{child.name}")

@@ -156,7 +156,8 @@ class CallDrawing:
                 raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
             if value.tensor.device != self.out.device:
                 raise Untranslated(f"{self.call.name} reads a tensor of {value.tensor.device}")
-        for given in (*(v for v in inputs.values() if not isinstance(v, Value)), *attributes.values()):
+        named = (v for v in attributes.values() if not isinstance(v, bool))
+        for given in (*(v for v in inputs.values() if not isinstance(v, Value)), *named):
             if isinstance(given, bool) or not isinstance(given, int | float | str):
                 raise Untranslated(f"{self.call.name} is given {with_article(type(given).__name__)}")
         reads_bools = all(isinstance(v, Value) and v.tensor.dtype is torch.bool for v in inputs.values())

@@ -26,6 +26,7 @@ from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
+from graphfuse.torch.regions.turned import turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def find(graph: Graph, parts: Mapping[Node, int], together: bool = True) -> list
 
     for one in groups(graph, left):
         inside = one.inside(graph)
-        if together and len({node in inside for node in left if generated.is_reduction(node)}) > 1:
+        if together and len({node in inside for node in left if _is_of_rows(node)}) > 1:
             of_rows = TranslatedGraph(-1, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
@@ -86,12 +87,16 @@ def find(graph: Graph, parts: Mapping[Node, int], together: bool = True) -> list
 
 
 def reduces_rows_and_parts(program: Program) -> bool:
-    """True if a program reduces rows, and parts of them."""
+    """True if a program reduces or turns rows, and parts of them."""
     return _is_of_both(program.steps)
 
 
 def _is_of_both(steps: Sequence[ProgramStep]) -> bool:
-    return len({step.part for step in steps if step.op in _ANCHORS}) > 1
+    return len({step.part for step in steps if step.op in _ANCHORS or step.op == "turn_pairs"}) > 1
+
+
+def _is_of_rows(node: Node) -> bool:
+    return generated.is_reduction(node) or turned(node) is not None
 
 
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:

@@ -17,7 +17,9 @@ WIDEST, MULTIPLE = 512, 16
 
 
 def _same(d: CallDrawing) -> Value:
-    """Views that add or drop dimensions of extent 1, or repeat."""
+    """Views that add or drop dimensions of extent 1, or repeat; turns of neighbours, which end in a view."""
+    if (turn := turned(d.node)) is not None and turn.interleaved:
+        return _turned(d)
     value, new = d["self"], d.out
     if value.step is None:  # a tensor that is read as the view has it
         return d.read(new)
@@ -65,9 +67,13 @@ def _permuted(d: CallDrawing) -> Value:
 
 
 def _turned(d: CallDrawing) -> Value:
-    if turned(d.node) is None:
+    turn, columns = turned(d.node), d.out.shape[-1]
+    if turn is None:
         raise Untranslated("it joins tensors")
-    columns = d.out.shape[-1]
+    if turn.interleaved:
+        x = d["self"]
+        d.columns(x, -1)
+        return d.step("turn_pairs", {"input": x}, {"interleaved": True})
     if columns % MULTIPLE or columns > WIDEST:
         raise Untranslated(f"it turns {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}")
     x = d.known[id(d.call.arguments["tensors"][0])]

@@ -13,12 +13,21 @@ from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
-from graphfuse.torch.fusion.meaning import hint, same, told, value, with_extents_of_inputs, without_writes
+from graphfuse.torch.fusion.meaning import (
+    hint,
+    same,
+    told,
+    value,
+    with_extents_of_inputs,
+    with_types_said,
+    without_writes,
+)
 from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
+from graphfuse.torch.regions.rotations import with_turns
 from graphfuse.torch.regions.turned import turned
 from graphfuse.torch.regions.twins import joined
 
@@ -34,6 +43,8 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     graph = module.graph
     without_writes(graph)
     with_extents_of_inputs(graph)
+    with_types_said(graph)
+    with_turns(graph)
     around = surroundings.regions(graph)
     unusable = {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}

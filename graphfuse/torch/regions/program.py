@@ -66,7 +66,7 @@ class RowExtents:
     @property
     def is_of_tokens(self) -> bool:
         """True for what is the same along the axis before the columns, and not along all others."""
-        return self.axes[-2] in "1-" and "n" in self.axes[:-2]
+        return not self.part and self.axes[-2] in "1-" and "n" in self.axes[:-2]
 
     @property
     def is_split(self) -> bool:

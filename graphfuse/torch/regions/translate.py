@@ -109,7 +109,7 @@ class TranslatedGraph:
         """True if a node translates; what it is made of has been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
             return self._regrouped(node)
-        if self._groups is None and (whole := turned_within(node)) is not None:
+        if (self._groups is None or self.part(node)) and (whole := turned_within(node)) is not None:
             self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
             return True
         aliases: dict[int, torch.Tensor] = {}

@@ -1,32 +1,134 @@
-"""Pairs of a row's columns that are turned by a right angle, as models write it: (-second half, first half)."""
+"""Pairs of a row's columns that are turned by a right angle, as models write it: (-second half, first half), or, of
+neighbours, (-second, first) of each two."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import end_of, is_op, joined, value
+from graphfuse.torch.fusion.meaning import called, end_of, is_op, joined, same, value
+
+_WITHIN = frozenset({"stack", "unbind", "select", "getitem"})
+"""Names of what stands in a turn, beside slices, views and negations."""
+_DEEPEST = 5
+"""Nodes at most between one of a turn and the turn."""
 
 
-def turned(node: object) -> tuple[Node, frozenset[Node]] | None:
-    """Source whose columns a node has so, and the nodes between, which nobody else reads."""
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A turn. source: what is turned. inner: the nodes between, which nobody else reads. interleaved: whether pairs are
+    neighbours."""
+
+    source: Node
+    inner: frozenset[Node]
+    interleaved: bool
+
+
+def turned(node: object) -> Turn | None:
+    """The turn that a node is the result of."""
+    found = _halves(node) or _neighbours(node)
+    if found is None or not all(found.inner.union((node,)).issuperset(n.users) for n in found.inner):
+        return None
+    return found
+
+
+def turned_within(node: Node) -> Node | None:
+    """Source of a turn that a node is a part of."""
+    ends, seen = [node], set[Node]()
+    for _ in range(_DEEPEST + 1):
+        ends = [user for end in ends if _is_within(end) for user in end.users if user not in seen]
+        seen.update(ends)
+        for end in ends:
+            if (found := turned(end)) is not None and node in found.inner:
+                return found.source
+    return None
+
+
+def _is_within(node: Node) -> bool:
+    return is_op(node, "slice", "view", "neg") is not None or called(node) in _WITHIN
+
+
+def _halves(node: object) -> Turn | None:
     parts = joined(node)
     negated = is_op(parts[0], "neg") if len(parts) == 2 else None
     if negated is None:
         return None
     second, first = negated.get(0, "input"), parts[1]
     ends = _half(second), _half(first)
-    inner = frozenset((parts[0], second, first))
     if None in ends or ends[0][0] is not ends[1][0] or (ends[0][1], ends[1][1]) != (1, 0):
         return None
-    return (ends[0][0], inner) if all(inner.union((node,)).issuperset(n.users) for n in inner) else None
+    return Turn(ends[0][0], frozenset((parts[0], second, first)), False)
 
 
-def turned_within(node: Node) -> Node | None:
-    """Source of a turn that a node is a part of."""
-    if is_op(node, "slice", "view", "neg") is None:
+def _neighbours(node: object) -> Turn | None:
+    viewed = is_op(node, "view")
+    parts = stacked(viewed.args[0]) if viewed else ()
+    negated = is_op(parts[0], "neg") if len(parts) == 2 else None
+    if negated is None:
         return None
-    ends = (end for user in node.users for end in (user, *user.users))
-    return next((found[0] for end in ends if (found := turned(end)) is not None and node in found[1]), None)
+    second, first = negated.get(0, "input"), parts[1]
+    ends = of_pairs(second), of_pairs(first)
+    if None in ends or ends[0].source is not ends[1].source or (ends[0].number, ends[1].number) != (1, 0):
+        return None
+    made, source = value(node), value(ends[0].source)
+    if made.dim() != source.dim() or not all(map(same, made.shape, source.shape)):
+        return None
+    inner = frozenset((viewed.args[0], parts[0], *ends[0].nodes, *ends[1].nodes))
+    return Turn(ends[0].source, inner, True)
+
+
+def stacked(node: object) -> tuple[Node, ...]:
+    """Tensors that a node has side by side, along a new last dimension; none where it has no such."""
+    if not isinstance(node, Node) or called(node) != "stack" or value(node) is None:
+        return ()
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    tensors = node.args[0] if node.args else node.kwargs["tensors"]
+    return tuple(tensors) if dim in (-1, value(node).dim() - 1) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class OfPairs:
+    """One column of each pair of neighbours. source: the rows. number: 0 or 1. nodes: those that take it."""
+
+    source: Node
+    number: int
+    nodes: tuple[Node, ...]
+
+
+def of_pairs(node: object) -> OfPairs | None:
+    """Columns of a source that a node has: every second one. Or one of two, where a view has pairs as a dimension."""
+    found = end_of(node)
+    if found is not None and isinstance(value(found[0]).shape[-1], int):
+        source, taken = found
+        columns, start = value(source).shape[-1], taken.start or 0
+        is_second = taken.step == 2 and start in (0, 1) and (taken.stop is None or taken.stop >= columns - 1 + start)
+        return OfPairs(source, start, (node,)) if is_second and not columns % 2 else None
+    for pairs, number, nodes in _of_last(node):
+        of, made = is_op(pairs, "view"), value(pairs)
+        rows = value(of.args[0]) if of else None
+        if rows is None or not isinstance(rows.shape[-1], int) or made.dim() != rows.dim() + 1 or made.shape[-1] != 2:
+            return None
+        if same(made.shape[-2], rows.shape[-1] // 2) and all(map(same, made.shape[:-2], rows.shape[:-1])):
+            return OfPairs(of.args[0], number, (node, *nodes, pairs))
+    return None
+
+
+def _of_last(node: object) -> Iterator[tuple[Node, int, tuple[Node, ...]]]:
+    """The tensor of which a node has one element along the last dimension, its number, and nodes on the way."""
+    if not isinstance(node, Node) or called(node) not in ("getitem", "select") or len(node.args) < 2:
+        return
+    of, *given = node.args
+    if called(node) == "select":
+        if value(of) is not None and given[0] in (-1, value(of).dim() - 1) and given[1] in (0, 1):
+            yield of, given[1], ()
+    elif called(of) == "unbind":
+        pairs, dim = of.args[0], of.args[1] if len(of.args) > 1 else of.kwargs.get("dim", 0)
+        if value(pairs) is not None and dim in (-1, value(pairs).dim() - 1) and given[0] in (0, 1):
+            yield pairs, given[0], (of,)
+    elif value(of) is not None and given[0] in ((Ellipsis, 0), (Ellipsis, 1)):
+        yield of, given[0][1], ()
 
 
 def _half(node: object) -> tuple[Node, int] | None:

@@ -12,7 +12,8 @@ import ast
 import inspect
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from types import FunctionType
 
 import torch
@@ -32,6 +33,8 @@ from graphfuse.torch.whole_models.stretch import stretch
 _REST = "_graphfuse_rest"
 _RANKS = (3, 4)
 """Ranks of arguments that decide which way a forward goes: the usual one first. Others run the class's own."""
+_MOST_ASKED = 3
+"""Arguments at most that may be None, by which a forward goes one way or another."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,35 @@ class FusedLayer:
         return self.units, self.kept
 
 
+@dataclass(frozen=True)
+class _TakenArguments:
+    """Arguments as a trace takes them to be. rank: of those that it asks for theirs; 0 where it may not ask.
+    there, absent: those that are not None, and those that are."""
+
+    rank: int = 0
+    there: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+
+
+class _Undecided(ForwardDeclined):
+    """Forward that goes by whether an argument is None, of which nothing was taken to be known."""
+
+    def __init__(self, said: str, argument: str) -> None:
+        super().__init__(said)
+        self.argument = argument
+
+
 class _Proxies(Domain):
     """Symbols are proxies: what is done with them is done again in each call, so that anything may be."""
 
     symbols = Proxy
 
-    def __init__(self, module: torch.nn.Module, tracer: Tracer, rank: int) -> None:
+    def __init__(self, module: torch.nn.Module, tracer: Tracer, taken: _TakenArguments) -> None:
         super().__init__(module)
-        self.tracer, self.rank, self.ranked = tracer, rank, dict[str, None]()
+        self.tracer, self.taken, self.ranked = tracer, taken, dict[str, None]()
+        self.undecided, self.is_alone = "", False
+        self._filled = dict[Node, dict[int, Proxy]]()
+        self._parts = dict[tuple[Node, int], Sequence[object]]()
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         return self.tracer.create_proxy("get_attr", name, (), {})
@@ -63,14 +87,18 @@ class _Proxies(Domain):
         if symbol.node.op == "get_attr":  # a tensor that the module has, as long as it has it
             self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
             return False
+        if symbol.node.op == "placeholder" and not symbol.node.target.startswith("**"):
+            if symbol.node.target in self.taken.there:
+                return False
+            self.undecided = self.undecided or symbol.node.target
         return super().is_none(symbol)
 
     def attribute(self, symbol: Proxy, name: str) -> object:
         if name.endswith("_") and not name.endswith("__"):
             raise ForwardDeclined("changes a tensor in place")
-        if self.rank and name == "ndim" and symbol.node.op == "placeholder":
+        if self.taken.rank and name == "ndim" and symbol.node.op == "placeholder":
             self.ranked[symbol.node.target] = None
-            return self.rank
+            return self.taken.rank
         return getattr(symbol, name)
 
     def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
@@ -84,8 +112,74 @@ class _Proxies(Domain):
         return self.tracer.create_proxy("call_module", child.name, tuple(args), dict(named))
 
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
+        if symbol.node.op != "placeholder":
+            return self._unpacked(symbol, count)
+        # Once, before all else, so that it does not stand between what is one kernel.
+        first = next((node for node in self.tracer.graph.nodes if node.op != "placeholder"), None)
+        if (symbol.node, count) not in self._parts:
+            with nullcontext() if first is None else self.tracer.graph.inserting_before(first):
+                self._parts[symbol.node, count] = self._unpacked(symbol, count)
+        return self._parts[symbol.node, count]
+
+    def _unpacked(self, symbol: object, count: int) -> Sequence[object]:
         parts = self.tracer.create_proxy("call_function", parts_of, (symbol, count), {})
         return [parts[i] for i in range(count)]
+
+    def store(self, symbol: Proxy, index: object, value: object) -> bool:
+        """True for every second column of an empty tensor. The others must be written, too, before anybody reads it."""
+        empty, number = symbol.node, number_of_pairs(index)
+        if empty.target is not torch.empty_like or len(empty.args) != 1 or empty.kwargs or empty.users:
+            return False
+        columns = self._filled.setdefault(empty, {})
+        if number is None or number in columns or not isinstance(value, Proxy):
+            return False
+        columns[number] = value
+        if len(columns) == 2:
+            of = (columns[0], columns[1], Proxy(empty.args[0], self.tracer))
+            symbol.node = self.tracer.create_proxy("call_function", side_by_side, of, {}).node
+            del self._filled[empty]
+            self.tracer.graph.erase_node(empty)
+        return True
+
+    def check_filled(self) -> None:
+        """ForwardDeclined where a part of a tensor alone was written."""
+        if self._filled:
+            raise ForwardDeclined("changes a tensor in place")
+
+    def passed_on(self, function: FunctionType, named: Mapping[str, object]) -> Mapping[str, object]:
+        """Without the rest of the arguments where a function takes none: then there must be none."""
+        if _REST not in named or function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+            return named
+        self.is_alone = True
+        return {name: v for name, v in named.items() if name != _REST}
+
+    def item(self, child: Child, index: int) -> Child:
+        modules = self.module.get_submodule(child.name)
+        if type(modules) not in (torch.nn.ModuleList, torch.nn.Sequential) or not 0 <= index < len(modules):
+            return super().item(child, index)
+        self.record(SELF, (*child.name.split("."), "__class__"), type(modules))
+        return Child(f"{child.name}.{index}")
+
+    def place(self) -> tuple[int, int]:
+        return len(self.tracer.graph.nodes), len(self.reads)
+
+    def go_back(self, place: tuple[int, int]) -> None:
+        nodes, reads = place
+        for node in reversed([*self.tracer.graph.nodes][nodes:]):
+            self.tracer.graph.erase_node(node)
+        for key in [*self.reads][reads:]:
+            del self.reads[key]
+
+    def call_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
+        return self.tracer.create_proxy("call_function", function, tuple(args), dict(named))
+
+    def can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
+        try:
+            given = _passed([*args, *named.values()])
+        except ForwardDeclined:
+            return False
+        known = all(isinstance(v, Proxy) or is_plain(v) for v in given)
+        return known and not self.undecided and "<locals>" not in function.__qualname__ and _REST not in named
 
     def spread(self, value: object) -> Mapping[str, object]:
         if isinstance(value, Proxy) and str(value.node.target).startswith("**"):
@@ -109,6 +203,19 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
     return found
 
 
+def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Columns of even and of odd numbers in one tensor, of the type of another."""
+    return torch.stack((even, odd), dim=-1).flatten(-2).type_as(like)
+
+
+def number_of_pairs(index: object) -> int | None:
+    """0 for an index of the columns of even numbers, 1 for one of those of odd numbers."""
+    if not isinstance(index, tuple) or len(index) != 2 or index[0] is not Ellipsis or not isinstance(index[1], slice):
+        return None
+    start, stop, step = index[1].start, index[1].stop, index[1].step
+    return (start or 0) if start in (None, 0, 1) and (stop, step) == (None, 2) else None
+
+
 def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
     """Parts of a value that is assigned to `count` variables."""
     parts = tuple(values)
@@ -120,19 +227,38 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> FusedLayer:
     """The layer's forward with what can be one. norms: those of its own modules that kernels take the place of, by
     name. Raises Declined where its forward cannot be traced."""
-    own = own_forward(type(layer))
+    own, whys = own_forward(type(layer)), list[ForwardDeclined]()
+    traces = [*_traces(layer, own.function, _TakenArguments(), whys)]
+    if not traces:
+        raise whys[0]
+    found = [(trace, _fused(layer, norms, own, trace)) for trace in traces]
+    ways = [(trace, way) for trace, way in found if way.function is not None]
+    if not ways or not traces[0].conditions:
+        return found[0][1]
+    # Of several ways the first is the usual one, and has most.
+    return FusedLayer(_by_arguments(own.function, [(t.conditions, way.function) for t, way in ways]), *ways[0][1].said)
+
+
+def _traces(
+    layer: torch.nn.Module, function: FunctionType, taken: _TakenArguments, whys: list[ForwardDeclined]
+) -> Iterator[_Trace]:
+    """Traces of a forward, one for all arguments, or of each way that it goes by their ranks, and by which are None.
+    whys: gets reasons of ways that cannot be traced."""
     try:
-        return _fused(layer, norms, own, _trace(layer, own.function))
+        yield _trace(layer, function, taken)
+        return
+    except _Undecided as why:
+        whys.append(why)
+        asked = why.argument
     except ForwardDeclined as why:
-        traces = [trace for rank in _RANKS if (trace := _trace_of_rank(layer, own.function, rank)) is not None]
-        if not traces:
-            raise why from None
-    ways = [(trace, way) for trace in traces if (way := _fused(layer, norms, own, trace)).function is not None]
-    # Each rank has the same modules, so that what is said of the usual one is said of all.
-    usual = ways[0][1] if ways else _fused(layer, norms, own, traces[0])
-    if not ways:
-        return usual
-    return FusedLayer(_by_rank(own.function, [(t.ranked, t.rank, way.function) for t, way in ways]), *usual.said)
+        whys.append(why)
+        asked = ""
+    if asked and len(taken.there) + len(taken.absent) < _MOST_ASKED:
+        yield from _traces(layer, function, replace(taken, there=taken.there | {asked}), whys)
+        yield from _traces(layer, function, replace(taken, absent=taken.absent | {asked}), whys)
+    elif not asked and not taken.rank:
+        for rank in _RANKS:
+            yield from (t for t in _traces(layer, function, replace(taken, rank=rank), whys) if t.ranked)
 
 
 def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: _Trace) -> FusedLayer:
@@ -207,6 +333,8 @@ def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) 
     direct = {v for v in (*node.args, *node.kwargs.values()) if isinstance(v, Node)}
     if not isinstance(first, Node | int | float) or direct != {*node.all_input_nodes}:
         return False
+    if node.target is side_by_side:
+        return True
     if node.target is parts_of or node.target is operator.getitem and isinstance(node.args[1], int):
         return first in before
     if node.op == "call_module":
@@ -274,7 +402,11 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
     def function(node: Node) -> Callable[..., object] | int:
         if node.op == "call_module":
             return names.index(str(node.target))
-        return getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
+        if not isinstance(node.target, str):
+            return node.target
+        method = getattr(torch.Tensor, node.target)
+        # Of methods that are Python, Dynamo takes the function of the same name alone.
+        return getattr(torch, node.target, method) if isinstance(method, FunctionType) else method
 
     made = tuple(
         TracedCall(function(node), tuple(map(placed, node.args)), {n: placed(v) for n, v in node.kwargs.items()})
@@ -339,48 +471,54 @@ def _beneath_casts(node: Node) -> Node:
 class _Trace:
     """Trace of a layer's forward.
 
-    graph: has its modules as nodes. reads: of everything beside its arguments. ranked: the arguments that it asks for
-    their rank, which was `rank`; 0 where it may not ask.
+    graph: has its modules as nodes. reads: of everything beside its arguments. taken: what arguments were taken to be.
+    ranked: those that it asks for their rank. alone: names of what has no more arguments.
     """
 
     graph: Graph
     reads: tuple[Read, ...]
+    taken: _TakenArguments
     ranked: tuple[str, ...]
-    rank: int
+    alone: tuple[str, ...]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Conditions on arguments under which a forward goes this way, as Python that knows `_rank`."""
+        return (
+            *(f"_rank({name}) == {self.taken.rank}" for name in self.ranked),
+            *(f"{name} is not None" for name in sorted(self.taken.there)),
+            *(f"{name} is None" for name in sorted(self.taken.absent)),
+            *(f"not {name}" for name in self.alone),
+        )
 
 
-def _trace_of_rank(layer: torch.nn.Module, own: FunctionType, rank: int) -> _Trace | None:
-    """The trace of a forward that asks for ranks; None for one that does not, or that cannot be traced then."""
-    try:
-        trace = _trace(layer, own, rank)
-    except ForwardDeclined:
-        return None
-    return trace if trace.ranked else None
-
-
-def _trace(layer: torch.nn.Module, own: FunctionType, rank: int = 0) -> _Trace:
+def _trace(layer: torch.nn.Module, own: FunctionType, taken: _TakenArguments) -> _Trace:
     tracer = Tracer()
     tracer.root, tracer.graph = layer, Graph()
-    domain, given, rest = _Proxies(layer, tracer, rank), [], {}
+    domain, given, rest = _Proxies(layer, tracer, taken), [], {}
     domain.record(SELF, ("__class__", "forward"), type(layer).forward)
     for p in list(inspect.signature(own).parameters.values())[1:]:
         if p.kind is p.VAR_KEYWORD:
             rest[p.name] = tracer.create_proxy("placeholder", f"**{p.name}", (), {})
         elif p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or is_plain(p.default)):
             default = () if p.default is p.empty else (p.default,)
-            given.append(tracer.create_proxy("placeholder", p.name, default, {}))
+            proxy = tracer.create_proxy("placeholder", p.name, default, {})
+            given.append(None if p.name in taken.absent else proxy)
         else:
             raise ForwardDeclined(f"its forward has the argument {p}")
     try:
         made = interpreter.run(domain, own, given, {}, rest)
+        domain.check_filled()
         _passed([made])
         tracer.graph.output(tracer.create_arg(made))
     except ForwardDeclined as why:
-        raise ForwardDeclined(f"its forward is not straight: {why}") from None
+        said = f"its forward is not straight: {why}"
+        raise (_Undecided(said, domain.undecided) if domain.undecided else ForwardDeclined(said)) from None
     except Exception as error:  # of a stranger's forward
         said = str(error).splitlines()[0][:120] if str(error) else ""
         raise ForwardDeclined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
-    return _Trace(tracer.graph, tuple(domain.reads.values()), tuple(domain.ranked), rank)
+    alone = tuple(rest) if domain.is_alone else ()
+    return _Trace(tracer.graph, tuple(domain.reads.values()), taken, tuple(domain.ranked), alone)
 
 
 def _written(graph: Graph) -> FunctionType:
@@ -391,26 +529,29 @@ def _written(graph: Graph) -> FunctionType:
     return names["forward"]
 
 
-def _by_rank(own: FunctionType, ways: Sequence[tuple[Sequence[str], int, FunctionType]]) -> FunctionType:
-    """Function of a layer's arguments that calls the way for their ranks, and the class's own forward for others. ways:
-    of (arguments, their rank, function)."""
+def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], FunctionType]]) -> FunctionType:
+    """Function of a layer's arguments that calls the way for these, and the class's own forward for others. ways: of
+    (conditions, function)."""
     names: dict[str, object] = {"_rank": lambda t: getattr(t, "ndim", None)}
-    signature, given, passed = inspect.signature(own), [], []
-    for p in signature.parameters.values():
+    given = []
+    for p in inspect.signature(own).parameters.values():
         if p.default is not p.empty:
             names[f"_default_{p.name}"] = p.default
         star = "**" if p.kind is p.VAR_KEYWORD else ""
         given.append(f"{star}{p.name}" + (f"=_default_{p.name}" if p.default is not p.empty else ""))
-        passed.append(f"{star}{p.name}")
-    lines = []
-    for n, (ranked, rank, function) in enumerate(ways):
-        names[f"_way{n}"] = function
-        asked = " and ".join(f"_rank({name}) == {rank}" for name in ranked)
-        lines += [f"    if {asked}:", f"        return _way{n}({', '.join(passed)})"]
-    lines.append(f"    return type({passed[0]}).forward({', '.join(passed)})")
-    exec(compile("\n".join((f"def forward({', '.join(given)}):", *lines)), "<graphfuse layer>", "exec"), names)
-    names["forward"].__wrapped__ = own  # whose arguments inspect.signature tells
-    return names["forward"]
+    lines = (f"    if {' and '.join(conditions)}:\n        return {n}" for n, (conditions, _) in enumerate(ways))
+    exec(compile("\n".join((f"def way({', '.join(given)}):", *lines)), "<graphfuse layer>", "exec"), names)
+    way, functions = names["way"], tuple(function for _, function in ways)
+
+    def forward(self_, *given, **named):
+        try:
+            number = way(self_, *given, **named)
+        except TypeError:  # which the class's own raises
+            number = None
+        return (type(self_).forward if number is None else functions[number])(self_, *given, **named)
+
+    forward.__wrapped__ = own  # whose arguments inspect.signature tells
+    return forward
 
 
 def sums_into(function: FunctionType, called: Iterable[str]) -> bool:

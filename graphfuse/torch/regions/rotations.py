@@ -1,0 +1,177 @@
+"""Rotations of pairs of neighbouring columns that a graph computes one column of each pair at a time, written as what
+regions know: rows times cosines, and their turn times sines. Values stay the same, bit for bit.
+
+Models write both columns into a new tensor, each as every second element of it (WAN), or stack them.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, Node
+
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.meaning import called, dtype, exact, hint, is_changed, is_op, operands, same, value
+from graphfuse.torch.fusion.new_nodes import put
+from graphfuse.torch.regions.replace import erase_unread
+from graphfuse.torch.regions.turned import of_pairs, stacked
+
+_DEEPEST = 16
+"""Operations at most between a reduction of rows and their rotation."""
+_aten = torch.ops.aten
+
+
+def with_turns(graph: Graph) -> None:
+    """Writes rotations behind reductions of their rows as sums of two products, where cosines and sines are smaller."""
+    doubled = dict[object, Node]()
+    for node in [*graph.nodes]:
+        filled, viewed = _filled(node), is_op(node, "view")
+        columns = (filled.even, filled.odd) if filled else stacked(viewed.args[0]) if viewed else ()
+        found = _rotation(*columns) if len(columns) == 2 else None
+        if found is None or not _is_of_shape(node, found.source) or not _is_behind_reduction(found.source):
+            continue
+        writes = filled.writes if filled else ()
+        made = found.put(graph, node, writes[1] if writes else node, doubled)
+        node.replace_all_uses_with(made, lambda user, writes=writes: user not in writes)
+        for write in writes:
+            graph.erase_node(write)
+    if doubled:
+        erase_unread(graph)
+
+
+def _is_of_shape(node: Node, source: Node) -> bool:
+    made, rows = value(node), value(source)
+    return made.dim() == rows.dim() and all(map(same, made.shape, rows.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Filled:
+    """Writes into a new tensor. even, odd: what goes to columns of even and odd numbers. writes: the nodes that write,
+    before anybody reads."""
+
+    even: Node
+    odd: Node
+    writes: tuple[Node, Node]
+
+
+def _filled(node: Node) -> _Filled | None:
+    """The writes that fill a tensor that was made empty."""
+    if called(node) not in ("empty_like", "new_empty", "empty") or value(node) is None:
+        return None
+    writes = [user for user in node.users if user.target is operator.setitem and user.args[0] is node]
+    if len(writes) != 2 or any(write.users or not isinstance(write.args[2], Node) for write in writes):
+        return None
+    order = {user: n for n, user in enumerate(node.graph.nodes) if user in node.users}
+    if sorted(node.users, key=order.__getitem__)[:2] != writes:
+        return None
+    by_place = {_place(write.args[1], value(node)): write.args[2] for write in writes}
+    return _Filled(by_place[0], by_place[1], (writes[0], writes[1])) if by_place.keys() == {0, 1} else None
+
+
+def _place(index: object, t: torch.Tensor) -> int | None:
+    """0 for an index of a tensor's columns of even numbers, 1 for one of odd numbers."""
+    if not isinstance(index, tuple) or index[:-1] not in ((Ellipsis,), (slice(None),) * (t.dim() - 1)):
+        return None
+    taken = index[-1]
+    is_half = isinstance(taken, slice) and taken.step == 2 and taken.stop is None and taken.start in (None, 0, 1)
+    return (taken.start or 0) if is_half else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Rotation:
+    """A rotation: source * cos + its turn * sin, where cosines and sines have one column for each pair. wide: the type
+    in which the source is multiplied."""
+
+    source: Node
+    wide: torch.dtype
+    cos: Node
+    sin: Node
+
+    def put(self, graph: Graph, node: Node, before: Node, doubled: dict[object, Node]) -> Node:
+        """The rotation, of the type of `node`. doubled: gets cosines and sines with a column for each of the source,
+        the first of all that are the same part of a tensor."""
+        for angle in (self.cos, self.sin):
+            if _part(angle) not in doubled:
+                with graph.inserting_before(angle.next):
+                    doubled[_part(angle)] = _side_by_side(graph, angle, angle)
+        with graph.inserting_before(before):
+            x = _cast(graph, self.source, self.wide)
+            first, second = (put(graph, _aten.slice.Tensor, x, -1, start, sys.maxsize, 2) for start in (0, 1))
+            turn = _side_by_side(graph, put(graph, _aten.neg.default, second), first)
+            pairs = ((x, self.cos), (turn, self.sin))
+            one, two = (put(graph, _aten.mul.Tensor, a, doubled[_part(b)]) for a, b in pairs)
+            return _cast(graph, put(graph, _aten.add.Tensor, one, two), dtype(node))
+
+
+def _part(angle: Node) -> object:
+    """Key that parts of a tensor share that are the same; the node itself for any other."""
+    is_part = is_op(angle, "slice", "view") is not None and not is_changed(angle)
+    return (angle.target, str(angle.args), str(angle.kwargs)) if is_part else angle
+
+
+def _side_by_side(graph: Graph, a: Node, b: Node) -> Node:
+    return put(graph, _aten.flatten.using_ints, put(graph, _aten.stack.default, [a, b], -1), -2, -1)
+
+
+def _cast(graph: Graph, node: Node, kind: torch.dtype) -> Node:
+    return node if dtype(node) is kind else put(graph, _aten.to.dtype, node, kind)
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """A column of each pair times angles. number, source: as of ``OfPairs``."""
+
+    source: Node
+    number: int
+    wide: torch.dtype
+    angle: Node
+
+
+def _rotation(even: Node, odd: Node) -> _Rotation | None:
+    """The rotation whose columns of even and odd numbers two nodes have: x cos - y sin, and x sin + y cos."""
+    less, more = is_op(even, "sub"), is_op(odd, "add")
+    if less is None or more is None or dtype(even) is not dtype(odd):
+        return None
+    x, y = (_product(less.get(*one), n) for n, one in enumerate(((0, "input"), (1, "other"))))
+    for a, b in operands(more):
+        other_x, other_y = _product(a, 0), _product(b, 1)
+        found = (x, y, other_x, other_y)
+        if None in found or len({(p.source, p.wide) for p in found}) > 1:
+            continue
+        if x.angle is other_y.angle and y.angle is other_x.angle and _is_small(x.angle, y.angle, x.source):
+            return _Rotation(x.source, x.wide, x.angle, y.angle)
+    return None
+
+
+def _product(node: object, number: int) -> _Product | None:
+    """The product of columns of this number of each pair."""
+    found = is_op(node, "mul")
+    for column, angle in operands(found) if found else ():
+        of = of_pairs(exact(column))
+        if of is not None and of.number == number and isinstance(angle, Node) and value(angle) is not None:
+            return _Product(of.source, number, dtype(column), angle)
+    return None
+
+
+def _is_small(cos: Node, sin: Node, source: Node) -> bool:
+    """True for angles of which each pair has one, and that fewer rows have."""
+    pairs = value(source).shape[-1] // 2
+    angles = [value(angle) for angle in (cos, sin)]
+    return all(
+        t.dim() and same(t.shape[-1], pairs) and hint(t.numel()) * 2 < hint(value(source).numel()) for t in angles
+    )
+
+
+def _is_behind_reduction(node: Node) -> bool:
+    """True if a node is computed from a reduction by operations for which kernels are written."""
+    seen, waiting = {node}, [node]
+    for one in waiting:  # to which those are added that it is computed from
+        if generated.is_reduction(one):
+            return True
+        if len(seen) < _DEEPEST and (generated.is_generated(one) or generated.is_free(one)):
+            waiting += [t for t in one.all_input_nodes if t not in seen]
+            seen.update(waiting)
+    return False
