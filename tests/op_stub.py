@@ -43,10 +43,11 @@ WIDTH = 120
 
 
 def text() -> str:
-    return HEAD + "\n".join([*map(_method, OPS.values()), *map(_spelling, SPELLINGS.values())])
+    methods = (_method(op, op.name, op.doc) for op in OPS.values())
+    return HEAD + "\n".join([*methods, *map(_spelling, SPELLINGS.values())])
 
 
-def _method(op: Op) -> str:
+def _method(op: Op, name: str, doc: str) -> str:
     # As vocabulary.py: in the table's order, and what stands after an optional port has a default.
     optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
     parameters = ["self"]
@@ -60,12 +61,14 @@ def _method(op: Op) -> str:
     keywords += [f"{name}: Sequence[Any] | None = None" for name in op.tuples]
     keywords += [f"{name}: Tensor | None = None" for name in op.given]
     parameters += ["*", *keywords] if keywords else []
-    return _written(op.name, op.doc, parameters, _returned(op))
+    return _written(name, doc, parameters, _returned(op))
 
 
 def _spelling(spelling: Spelling) -> str:
-    """Its parameters are ports and attributes of its op, all of which must be given."""
+    """Its parameters are its op's, or some of its ports and attributes, all of which must be given."""
     op = OPS[spelling.op]
+    if spelling.parameters is None:
+        return _method(op, spelling.name, spelling.doc)
     kinds = {p.name: "Tensor | float" for p in op.inputs} | {a.name: _kinds(a) for a in op.attributes}
     parameters = [
         "self",

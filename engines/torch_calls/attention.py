@@ -122,7 +122,7 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
 def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
     q, k, v = (read[port] for port in _FORWARD)
     unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS)]
-    unknown += [name for name in ("use_alibi_mask", "stats_use_log2") if dict(node.attributes).get(name)]
+    unknown += [name for name in ("use_alibi_mask", "stats_use_log2", "unfuse_fma") if dict(node.attributes).get(name)]
     unknown += [port for port in made if port not in ("O", "Stats", "dQ", "dK", "dV", "dBias")]
     if unknown:
         return f"{node} has a {unknown[0]}; accepted: none"

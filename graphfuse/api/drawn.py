@@ -62,19 +62,20 @@ class Drawn(Recorded, OpMethods):
         """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
 
         uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
-        a multiple of.
+        a multiple of. alignment_value: see ``Tensor.set_alignment_value``.
         """
         unasked = {
             "ragged_offset": ragged_offset,
             "ragged_offset_multiplier": ragged_offset_multiplier,
-            "alignment_value": alignment_value,
         }
         check_unasked(f"tensor {name!r}", unasked)
         t = self._new_tensor(name)
         try:
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
             t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
-            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type)
+            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type).set_alignment_value(
+                alignment_value
+            )
             return t if uid is None or (type(uid) is int and uid == -1) else t.set_uid(uid)
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.

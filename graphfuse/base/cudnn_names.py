@@ -14,7 +14,6 @@ _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver
 _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
-_VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
 _FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
@@ -67,8 +66,6 @@ PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
-    "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
-    "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "backend_plan_entries": "plans, the one list of all plans: those of the engine named cudnn are its own",
     "selected_engine": "explanation().regions tells the engine of each region",
@@ -78,7 +75,6 @@ PYGRAPH: Mapping[str, str] = {
 }
 
 TENSOR: Mapping[str, str] = {
-    "set_alignment_value": _VALUES,
     "get_ragged_offset_multiplier": _RAGGED,
     "set_ragged_offset": _RAGGED,
     "set_ragged_offset_multiplier": _RAGGED,
@@ -107,7 +103,6 @@ KEYWORDS: Mapping[str, tuple[object, str]] = {
     "in_place_index": (None, "leave it out: no input lies where the output has it"),
     "ragged_offset": (None, _RAGGED),
     "ragged_offset_multiplier": (1, _RAGGED),
-    "alignment_value": (1, _VALUES),
 }
 """Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
 place of any other."""

@@ -759,21 +759,21 @@ class OpMethods:
         dropout_probability: float | int | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
         stats_use_log2: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
         implementation: attention_implementation | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
-        max_total_seq_len_q: None = ...,
-        max_total_seq_len_kv: None = ...,
-        rng_dump: None = ...,
         score_mod: None = ...,
         kv_mask: None = ...,
-        unfuse_fma: bool = ...,
         softmax_precision: None = ...,
         attn_scale_prefolded: bool = ...,
         dropout: Sequence[Any] | None = None,
         score_max: Tensor | None = None,
         score_sum_exp: Tensor | None = None,
+        rng_dump: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | Any]:
         """Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):
         O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to
@@ -795,10 +795,13 @@ class OpMethods:
         that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.
         sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.
         dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it
-        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.
+        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of
+        the scores' extents for what that keeps, 1, and drops, 0.
         score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.
         implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
-        refuses that. Other engines have one implementation, whichever is asked for."""
+        refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums
+        of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:
+        bounds of the rows of all sequences together, which change nothing here."""
 
     def sdpa_backward(
         self,
@@ -829,17 +832,17 @@ class OpMethods:
         use_padding_mask: bool | None = False,
         dropout_probability: float | int | None = None,
         use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
-        max_total_seq_len_q: None = ...,
-        max_total_seq_len_kv: None = ...,
-        rng_dump: None = ...,
         score_mod: None = ...,
         score_mod_bprop: None = ...,
         dropout: Sequence[Any] | None = None,
         dBias: Tensor | None = None,
         dSink_token: Tensor | None = None,
+        rng_dump: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and
         Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,
@@ -1128,3 +1131,96 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of leaky_relu, from that of its result: a node of relu_backward."""
+
+    def scaled_dot_product_flash_attention(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        block_mask: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        paged_attention_k_table: Tensor | float | None = None,
+        paged_attention_v_table: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        is_inference: bool | None = None,
+        generate_stats: bool | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        stats_use_log2: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        implementation: attention_implementation | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        score_mod: None = ...,
+        kv_mask: None = ...,
+        softmax_precision: None = ...,
+        attn_scale_prefolded: bool = ...,
+        dropout: Sequence[Any] | None = None,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
+        rng_dump: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | Any]:
+        """An earlier name of sdpa."""
+
+    def scaled_dot_product_flash_attention_backward(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        o: Tensor | float,
+        dO: Tensor | float,
+        stats: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        score_mod: None = ...,
+        score_mod_bprop: None = ...,
+        dropout: Sequence[Any] | None = None,
+        dBias: Tensor | None = None,
+        dSink_token: Tensor | None = None,
+        rng_dump: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """An earlier name of sdpa_backward."""

@@ -102,6 +102,15 @@ class Tensor:
         self._alignment = alignment
         return self._done()
 
+    def set_alignment_value(self, value: int) -> Tensor:
+        """A promise that every number in this tensor, as of rows of a sequence, is a multiple of `value`. No kernel
+        here needs it, so it changes nothing."""
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise GraphValidationError(
+                f"tensor {self._name!r}: an alignment value must be an integer >= 1, got {value!r}"
+            )
+        return self
+
     def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
         """The order of the elements in memory. F8_128x4 is for scales: those that ``block_scale_quantize``
         makes, whose blocks must run along the last axis, and those that ``block_scale_dequantize`` reads.

@@ -12,7 +12,7 @@ from graphfuse.ops.pullback import NO_SECOND, NoRule
 from graphfuse.ops.scores import PAGED, TILE, scored, whole_sequences, within
 
 
-def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
     given = q, k, v = tuple(shapes[port] for port in ("q", "k", "v"))
     if any(len(s) != 4 for s in given):
         raise GraphValidationError(
@@ -57,7 +57,13 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
     if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
         raise GraphValidationError("use_alibi_mask needs a causal mask: diagonal_band_right_bound=0")
     _band(attributes)
-    return {"O": (*q[:3], v[3]), **dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))}
+    for name in ("max_total_seq_len_q", "max_total_seq_len_kv"):
+        if attributes[name] is not None and attributes[name] < 1:
+            raise GraphValidationError(f"{name} is {attributes[name]}; accepted: None and integers >= 1")
+    if "rng_dump" in wanted and attributes["dropout_probability"] is None:
+        raise GraphValidationError("rng_dump is given without dropout=(probability, seed, offset), which draws it")
+    stats = dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))
+    return {"O": (*q[:3], v[3]), **stats, "rng_dump": scores}
 
 
 def _shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
@@ -143,6 +149,7 @@ _UNSAID = {
     "dropout_probability": None,
     "implementation": attention_implementation.AUTO,
     "use_deterministic_algorithm": False,
+    "unfuse_fma": False,
 }
 """Attributes that frozen nodes have only where they ask for something."""
 
@@ -181,7 +188,13 @@ def _sdpa(t, x, a) -> dict[str, object]:
         "Stats": stats * math.log2(math.e) if a.get("stats_use_log2") else stats,
         "score_max": largest,
         "score_sum_exp": summed,
+        **_dumped(s.kept),
     }
+
+
+def _dumped(kept) -> dict[str, object]:
+    """1 where dropout keeps an element, and 0."""
+    return {} if kept is None else {"rng_dump": (kept != 0).to(kept.dtype)}
 
 
 def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
@@ -193,7 +206,7 @@ def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted
         if port in wanted and of not in shapes:
             raise GraphValidationError(f"{port} is given without {of}, whose gradient it is")
     given = {port: shapes[of] for port, of in _GIVEN_GRADIENTS.items() if of in shapes}
-    return {"dQ": shapes["q"], "dK": shapes["k"], "dV": shapes["v"], **given}
+    return {"dQ": shapes["q"], "dK": shapes["k"], "dV": shapes["v"], **given, "rng_dump": made["rng_dump"]}
 
 
 _GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
@@ -223,7 +236,7 @@ def _sdpa_backward(t, x, a) -> dict[str, object]:
     if s.sink is not None:
         sunk = t.where(nothing, 0.0, t.exp(s.sink - finite))
         made["dSink_token"] = -(sunk * inner).sum_to_size(x["sink_token"].shape)
-    return made
+    return made | _dumped(s.kept)
 
 
 def of_heads(grad, of):
@@ -263,15 +276,15 @@ _DROPPED = (
 
 _SINK = Port("sink_token", optional=True)
 
+_DUMP = Port("rng_dump", given=True, dtype=data_type.FLOAT)
+
 _DROPOUT = ("dropout_probability", "dropout_seed", "dropout_offset")
 
+_TOTALS = tuple(Attribute(name, **_LENGTH) for name in ("max_total_seq_len_q", "max_total_seq_len_kv"))
+
 _NOT_OFFERED = (
-    ("max_total_seq_len_q", None),
-    ("max_total_seq_len_kv", None),
-    ("rng_dump", None),
     ("score_mod", None),
     ("kv_mask", None),
-    ("unfuse_fma", False),
     ("softmax_precision", None),
     ("attn_scale_prefolded", False),
 )
@@ -299,10 +312,13 @@ TABLE = (
         "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.\n"
         "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
         "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
-        "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.\n"
+        "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of\n"
+        "the scores' extents for what that keeps, 1, and drops, 0.\n"
         "score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.\n"
         "implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN\n"
-        "refuses that. Other engines have one implementation, whichever is asked for.",
+        "refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums\n"
+        "of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:\n"
+        "bounds of the rows of all sequences together, which change nothing here.",
         inputs=(
             *(Port(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
@@ -318,6 +334,7 @@ TABLE = (
             Port("Stats", optional=True, dtype=data_type.FLOAT),
             Port("score_max", given=True, dtype=data_type.FLOAT),
             Port("score_sum_exp", given=True, dtype=data_type.FLOAT),
+            _DUMP,
         ),
         tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"))},
         infer=_shapes_forward,
@@ -331,6 +348,8 @@ TABLE = (
             *_MASKS,
             Attribute("paged_attention_max_seq_len_kv", **_LENGTH),
             Attribute("stats_use_log2", **_FLAG),
+            Attribute("unfuse_fma", **_FLAG),
+            *_TOTALS,
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
@@ -357,17 +376,15 @@ TABLE = (
         outputs=(
             *(Port(port) for port in ("dQ", "dK", "dV")),
             *(Port(port, given=True) for port in _GIVEN_GRADIENTS),
+            _DUMP,
         ),
         tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))},
         infer=_shapes_backward,
         frozen=_frozen_backward,
         reference=_sdpa_backward,
-        attributes=(*_MASKS, Attribute("use_deterministic_algorithm", **_FLAG)),
+        attributes=(*_MASKS, Attribute("use_deterministic_algorithm", **_FLAG), *_TOTALS),
         order="give what stands behind stats by name",
         not_offered=(
-            ("max_total_seq_len_q", None),
-            ("max_total_seq_len_kv", None),
-            ("rng_dump", None),
             ("score_mod", None),
             ("score_mod_bprop", None),
         ),

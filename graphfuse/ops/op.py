@@ -89,7 +89,7 @@ class Op:
     # (shape, attributes, strides by input port) -> the strides of an output of which users set none; None for those of
     # the first input of its shape, without gaps.
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
-    # By parameter the ports and attributes that a tuple given for it stands for, in each length; "" for what is unused.
+    # By parameter the ports and attributes that a tuple given for it stands for, in each form; "" for what is unused.
     tuples: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
@@ -142,9 +142,9 @@ class Op:
 @dataclass(frozen=True)
 class Spelling:
     """Another of cuDNN's names for a node of `op`. parameters: cuDNN's name -> the op's, of the ports and attributes
-    that it takes, all of which must be given."""
+    that it takes, all of which must be given; None where it takes what the op's own method does."""
 
     name: str
     doc: str
     op: str
-    parameters: tuple[tuple[str, str], ...]
+    parameters: tuple[tuple[str, str], ...] | None = None

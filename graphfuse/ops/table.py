@@ -137,5 +137,7 @@ SPELLINGS: dict[str, Spelling] = {
             "relu_backward",
             (("loss", "loss"), ("input", "input"), ("negative_slope", "negative_slope")),
         ),
+        Spelling("scaled_dot_product_flash_attention", "An earlier name of sdpa.", "sdpa"),
+        Spelling("scaled_dot_product_flash_attention_backward", "An earlier name of sdpa_backward.", "sdpa_backward"),
     )
 }
