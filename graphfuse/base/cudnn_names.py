@@ -13,7 +13,6 @@ from graphfuse.base.errors import NotOfferedError
 _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
 _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
-_RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
 _FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
@@ -74,11 +73,7 @@ PYGRAPH: Mapping[str, str] = {
     "get_cuda_graph_retention": _CAPTURE,
 }
 
-TENSOR: Mapping[str, str] = {
-    "get_ragged_offset_multiplier": _RAGGED,
-    "set_ragged_offset": _RAGGED,
-    "set_ragged_offset_multiplier": _RAGGED,
-}
+TENSOR: Mapping[str, str] = {}
 
 _VECTORS = "there are no vectorized or reordered layouts of integers"
 
@@ -101,8 +96,6 @@ KEYWORDS: Mapping[str, tuple[object, str]] = {
     "cuda_graph_retention": (None, _CAPTURE),
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
     "in_place_index": (None, "leave it out: no input lies where the output has it"),
-    "ragged_offset": (None, _RAGGED),
-    "ragged_offset_multiplier": (1, _RAGGED),
 }
 """Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
 place of any other."""

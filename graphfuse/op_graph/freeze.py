@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.op_graph import ir, verify
+from graphfuse.op_graph import ir, ragged, verify
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor, checked_number
@@ -36,6 +36,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     for t in graph.tensors:
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
+    ragged.check(graph)
     absent = {id(node.outputs[port]) for node in graph.nodes for port in node.absent}
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
@@ -43,7 +44,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
     blocks = _blocks(nodes)
     tensors = tuple(
-        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1)) for i, t in enumerate(kept)
+        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1), ids) for i, t in enumerate(kept)
     )
     frozen = ir.FrozenGraph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
@@ -162,10 +163,11 @@ def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
     return {t: axis for t, axis in along if isinstance(axis, int)}
 
 
-def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.FrozenTensor:
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int, ids: Mapping[int, int]) -> ir.FrozenTensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
+    offsets = t.get_ragged_offset()
     return ir.FrozenTensor(
         id=number,
         uid=t.current_uid,
@@ -179,6 +181,8 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.
         alignment=t.get_byte_alignment(),
         reordering=t.get_reordering_type(),
         blocks=blocks if reordered and blocks != len(t.get_dim()) - 1 else -1,
+        ragged=None if offsets is None else ids.get(id(offsets)),
+        multiplier=t.get_ragged_offset_multiplier(),
     )
 
 
@@ -188,7 +192,7 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
     return ir.Node(
         name=node.name,
         op_name=node.op.name,
-        inputs=tuple((port, ids[id(t)]) for port, t in node.inputs.items()),
+        inputs=tuple((port, ids[id(t)]) for port, t in {**node.inputs, **ragged.offsets(node)}.items()),
         outputs=tuple((port, ids[id(node.outputs[port])]) for port in outputs),
         attributes=tuple(node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items()),
         compute=node.compute,

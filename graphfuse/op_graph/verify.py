@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
+from graphfuse.base.ragged import BATCH
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
 from graphfuse.ops.dequantization import scales
 
@@ -122,8 +123,9 @@ def _check_integers(graph: FrozenGraph, node: Node) -> None:
 
 
 def _overlaps_itself(t: FrozenTensor) -> bool:
-    reach = 0
-    for stride, extent in sorted((s, e) for e, s in zip(t.dim, t.stride, strict=True) if e > 1):
+    reach, axes = 0, zip(t.dim, t.stride, strict=True)
+    apart = ((s, e) for axis, (e, s) in enumerate(axes) if e > 1 and (t.ragged is None or axis != BATCH))
+    for stride, extent in sorted(apart):
         if stride <= reach:
             return bool(t.elements)
         reach += (extent - 1) * stride

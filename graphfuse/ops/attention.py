@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
@@ -260,6 +261,8 @@ _MASKS = (
     Attribute("dropout_probability", (float, int, type(None))),
 )
 
+_sequences = partial(Port, ragged="use_padding_mask")
+
 _PADDED = (
     Port("seq_len_q", optional=True, numbers=True),
     Port("seq_len_kv", optional=True, numbers=True),
@@ -320,7 +323,7 @@ TABLE = (
         "of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:\n"
         "bounds of the rows of all sequences together, which change nothing here.",
         inputs=(
-            *(Port(port) for port in ("q", "k", "v")),
+            *(_sequences(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
             Port("block_mask", optional=True, numbers=True),
@@ -330,10 +333,10 @@ TABLE = (
             _SINK,
         ),
         outputs=(
-            Port("O"),
-            Port("Stats", optional=True, dtype=data_type.FLOAT),
-            Port("score_max", given=True, dtype=data_type.FLOAT),
-            Port("score_sum_exp", given=True, dtype=data_type.FLOAT),
+            _sequences("O"),
+            _sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            _sequences("score_max", given=True, dtype=data_type.FLOAT),
+            _sequences("score_sum_exp", given=True, dtype=data_type.FLOAT),
             _DUMP,
         ),
         tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"))},
@@ -366,7 +369,7 @@ TABLE = (
         "nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference\n"
         "engine always is.",
         inputs=(
-            *(Port(port) for port in ("q", "k", "v", "o", "dO", "stats")),
+            *(_sequences(port) for port in ("q", "k", "v", "o", "dO", "stats")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
             *_PADDED,
@@ -374,7 +377,7 @@ TABLE = (
             _SINK,
         ),
         outputs=(
-            *(Port(port) for port in ("dQ", "dK", "dV")),
+            *(_sequences(port) for port in ("dQ", "dK", "dV")),
             *(Port(port, given=True) for port in _GIVEN_GRADIENTS),
             _DUMP,
         ),

@@ -13,6 +13,9 @@ Shape = tuple[int, ...]
 Stride = tuple[int, ...]
 Attributes = Mapping[str, object]
 
+OFFSETS = ".ragged_offset"
+"""Behind the name of a port, that of the frozen node's input that has the ragged offsets of the tensor there."""
+
 
 class Cost(enum.Enum):
     """Cost of a pointwise op's scalar form."""
@@ -40,6 +43,8 @@ class Port:
     numbers: bool = False  # an input of row numbers
     declared: bool = False  # an input that is read as the type that its tensor declares, whatever the graph rounds
     given: bool = False  # an output whose tensor users give by the port's name, and that is made only then
+    # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
+    ragged: str = ""
     scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
 
 
@@ -126,9 +131,15 @@ class Op:
         return tuple(port.name for port in self.inputs if port.moved)
 
     @cached_property
+    def ragged(self) -> Mapping[str, str]:
+        """Flags that have to be set, by the ports whose batches then may begin at ragged offsets."""
+        return {port.name: port.ragged for port in (*self.inputs, *self.outputs) if port.ragged}
+
+    @cached_property
     def exact(self) -> tuple[str, ...]:
         """The inputs that are not read in the compute type."""
-        return tuple(port.name for port in self.inputs if port.moved or port.numbers)
+        offsets = (f"{port}{OFFSETS}" for port in self.ragged)
+        return (*(port.name for port in self.inputs if port.moved or port.numbers), *offsets)
 
     def rule(self, port: str) -> Rule | NoRule:
         """Rule that draws the gradient of an input port, or why there is none."""

@@ -131,10 +131,9 @@ def test_arguments_of_tensor():
     for wrong in (0, 2.0, True):
         with pytest.raises(graphfuse.GraphValidationError, match=f"alignment value must be .*got {wrong!r}"):
             g.tensor([4], alignment_value=wrong)
-    for argument, value in (("ragged_offset", x), ("ragged_offset_multiplier", 2)):
-        with pytest.raises(GraphNotSupportedError, match=f"tensor 'y': {argument} is .*; instead: \\w"):
-            g.tensor([4], name="y", **{argument: value})
-    assert len(g.tensors) == 2
+    ragged = g.tensor([4], ragged_offset=x, ragged_offset_multiplier=2)
+    assert (ragged.get_ragged_offset(), ragged.get_ragged_offset_multiplier()) == (x, 2)
+    assert len(g.tensors) == 3
 
 
 @pytest.mark.parametrize("name", sorted(TRAILING))
