@@ -123,6 +123,12 @@ SAMPLES: dict[str, Draw] = {
         g.join(tensor(g), tensor(g), axis=0), tensor(g, (1, COLUMNS)), 1e-6, norm_forward_phase=INFERENCE
     )[0],
     "matmul": lambda g: g.matmul(tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, COLUMNS, ROWS))),
+    "moe_grouped_matmul": lambda g: g.moe_grouped_matmul(
+        tensor(g, (1, ROWS, COLUMNS)), tensor(g, (2, COLUMNS, ROWS)), tensor(g, (3, 1, 1), data_type.INT32)
+    ),
+    "moe_grouped_matmul_bwd": lambda g: g.moe_grouped_matmul_bwd(
+        tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, ROWS, COLUMNS)), tensor(g, (2, 1, 1), data_type.INT32)
+    ),
     "conv_fprop": lambda g: g.conv_fprop(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]),
     "conv_dgrad": lambda g: g.conv_dgrad(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]).set_dim(IMAGE),
     "conv_wgrad": lambda g: g.conv_wgrad(tensor(g, IMAGE), tensor(g, IMAGE), padding=[1, 1]).set_dim([8, 8, 3, 3]),

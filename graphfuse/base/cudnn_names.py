@@ -22,7 +22,6 @@ _RECURRENCES = tuple(
     for step in ("", "_bwd", "_summary", "_summary_bwd")
 )
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
-_ENUM = "no operation here takes it"
 
 MODULE: Mapping[str, str] = {
     "DeviceInfo": "Handle.device has what is known of a device",
@@ -40,7 +39,6 @@ MODULE: Mapping[str, str] = {
     "is_frontend_knob_type": _KNOBS,
     "jax": "arrays of JAX can be given to execute by DLPack",
     "knob_type": _KNOBS,
-    "moe_grouped_matmul_mode": _ENUM,
     "nodes": _INSPECT,
     "scalar_type": "tensor_scalar makes a constant, tensor(is_pass_by_value=True) what execute is given",
     "sdpa_capabilities": "graph.explain() says which engine runs a node of sdpa, and why others declined",
@@ -62,7 +60,6 @@ _KERNELS = tuple(
 families of them, the first that fits."""
 
 PYGRAPH: Mapping[str, str] = {
-    **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
     **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
     **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),

@@ -13,6 +13,7 @@ from graphfuse.base.enums import (
     attention_implementation,
     convolution_mode,
     diagonal_alignment,
+    moe_grouped_matmul_mode,
     norm_forward_phase,
     reduction_mode,
     reshape_mode,
@@ -666,6 +667,43 @@ class OpMethods:
         engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
         In INT32 they are exact, modulo 2^32. C is row-major unless set.
         padding, which in cuDNN fills what ragged extents leave, must be 0."""
+
+    def moe_grouped_matmul(
+        self,
+        token: Tensor | float,
+        weight: Tensor | float,
+        first_token_offset: Tensor | float,
+        token_index: Tensor | float | None = None,
+        token_ks: Tensor | float | None = None,
+        mode: moe_grouped_matmul_mode | None = ...,
+        top_k: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        top_k_scores: Tensor | float | None = None,
+    ) -> Tensor:
+        """Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g is
+        the rows from first_token_offset[g] up to that of the next, and its expert is g modulo experts. The offsets,
+        [groups + 1, 1, 1], have the end of the last group behind them; without it, [groups, 1, 1], that is the last
+        row. mode NONE: tokens lie in the order of groups, and so does the result. GATHER: row r of the groups is
+        token number token_index[r], [1, rows, 1]. SCATTER: row r of the result is put at token_index[r] * top_k +
+        token_ks[r]. COMBINE: it is added to row token_index[r], times top_k_scores[token_index[r], token_ks[r]],
+        [1, tokens, top_k]. Each slot of a token is taken once. Zeros are rows of no group, rows that none is put at
+        and what a number of no row takes. Products and sums are in the compute data type, FLOAT unless set, in an
+        order that is not specified."""
+
+    def moe_grouped_matmul_bwd(
+        self,
+        doutput: Tensor | float,
+        token: Tensor | float,
+        first_token_offset: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The gradient of the weight of moe_grouped_matmul, in mode NONE, from that of its output: for each group the
+        sum over its rows of token times doutput, [groups, K, N]. first_token_offset has the end of the last group
+        behind the others where the result, by set_dim, has one group less than there are offsets. The result's
+        columns have no gaps unless its strides are set. Groups of one expert are not added up."""
 
     def conv_fprop(
         self,

@@ -41,6 +41,7 @@ class Port:
     kept: bool = False  # an output of which some is written; the rest stays, and references get it by the port's name
     moved: bool = False  # an input whose values the output, of which there is one, has
     numbers: bool = False  # an input of row numbers
+    by_name: bool = False  # an input that is given by its name alone, as cuDNN has it
     declared: bool = False  # an input that is read as the type that its tensor declares, whatever the graph rounds
     given: bool = False  # an output whose tensor users give by the port's name, and that is made only then
     # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
@@ -115,6 +116,11 @@ class Op:
     def given(self) -> tuple[str, ...]:
         """The outputs whose tensors users give."""
         return tuple(port.name for port in self.outputs if port.given)
+
+    @cached_property
+    def by_name(self) -> tuple[str, ...]:
+        """The inputs that are given by their names alone."""
+        return tuple(port.name for port in self.inputs if port.by_name)
 
     @cached_property
     def returned(self) -> tuple[Port, ...]:

@@ -166,10 +166,11 @@ def test_methods_have_the_tables_signature():
         parameters = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         trailing = TRAILING.get(op.name, ("compute_data_type", "name"))
         assert parameters[0] == "self" and parameters[-len(trailing) :] == list(trailing)
-        assert set(parameters[1 : -len(trailing)]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
+        placed = {p.name for p in op.inputs if not p.by_name} | {a.name for a in op.attributes}
+        assert set(parameters[1 : -len(trailing)]) == placed
         others = [(n, p.default) for n, p in found.items() if n not in parameters]
         refused = [(n, only) for n, only in op.not_offered if n not in trailing]
-        assert others == refused + [(n, None) for n in (*op.tuples, *op.given)]
+        assert others == refused + [(n, None) for n in (*op.tuples, *op.given, *op.by_name)]
         assert all(found[n].default == only for n, only in op.not_offered)
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
 
