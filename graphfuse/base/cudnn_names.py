@@ -14,7 +14,6 @@ _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver
 _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
-_FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
 _RECURRENCES = tuple(
     f"{name}{step}"
@@ -60,8 +59,6 @@ _KERNELS = tuple(
 families of them, the first that fits."""
 
 PYGRAPH: Mapping[str, str] = {
-    **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
-    **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "backend_plan_entries": "plans, the one list of all plans: those of the engine named cudnn are its own",
     "selected_engine": "explanation().regions tells the engine of each region",

@@ -5,7 +5,7 @@ type that they declare. Of a node that moves integers or float64 to one that see
 product reads has the type that it declares: it is the type that is multiplied, as in tensor cores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
@@ -60,6 +60,7 @@ def infer(graph: Recorded, node: NodeRecord) -> None:
         raise GraphValidationError(
             f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in computes)}"
         )
+    _check_types(where, node)
     given = [t for t in node.inputs.values() if t.value is None] or node.inputs.values()
     rank = max(len(t.get_dim()) for t in given) or 1
     for t in node.inputs.values():
@@ -159,7 +160,7 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
 
 def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
     """Axis of blocks of tensors of scales, by number."""
-    along = ((t, node.attribute("axis")) for node in nodes for _, t in node.scales)
+    along = (found for node in nodes for found in node.scales.items())
     return {t: axis for t, axis in along if isinstance(axis, int)}
 
 
@@ -194,9 +195,24 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
         op_name=node.op.name,
         inputs=tuple((port, ids[id(t)]) for port, t in {**node.inputs, **ragged.offsets(node)}.items()),
         outputs=tuple((port, ids[id(node.outputs[port])]) for port in outputs),
-        attributes=tuple(node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items()),
+        attributes=(*node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items(), *_types(node)),
         compute=node.compute,
     )
+
+
+def _types(node: NodeRecord) -> Iterator[tuple[str, data_type]]:
+    """The types of inputs that the node's result depends on."""
+    for port in node.op.inputs:
+        if port.types:
+            yield f"{port.name}_type", node.inputs[port.name].get_data_type()
+
+
+def _check_types(where: str, node: NodeRecord) -> None:
+    for port in node.op.inputs:
+        t = node.inputs.get(port.name)
+        if port.types and t is not None and t.get_data_type() not in port.types:
+            names = " or ".join(dtype.name for dtype in port.types)
+            raise GraphValidationError(f"{where}: {port.name} is {t.get_data_type().name}; accepted: {names}")
 
 
 def _given(node: NodeRecord) -> str:

@@ -107,10 +107,10 @@ class Node:
         return dict(self.attributes)[name]
 
     @property
-    def scales(self) -> tuple[tuple[str, TensorId], ...]:
-        """The ports with scales of blocks, and their tensors."""
-        ports = {port.name for port in (*self.op.inputs, *self.op.outputs) if port.scales}
-        return tuple((port, t) for port, t in (*self.inputs, *self.outputs) if port in ports)
+    def scales(self) -> dict[TensorId, object]:
+        """The axes of blocks, by the tensors with their scales."""
+        axes = {port.name: port.scales for port in (*self.op.inputs, *self.op.outputs) if port.scales}
+        return {t: self.attribute(axes[port]) for port, t in (*self.inputs, *self.outputs) if port in axes}
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op_name})"

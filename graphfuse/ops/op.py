@@ -46,7 +46,9 @@ class Port:
     given: bool = False  # an output whose tensor users give by the port's name, and that is made only then
     # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
     ragged: str = ""
-    scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
+    scales: str = ""  # the frozen attribute that names the axis of blocks, of which this has an element each
+    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type".
+    types: tuple[data_type, ...] = ()
 
 
 @dataclass(frozen=True)
