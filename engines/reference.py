@@ -1,13 +1,16 @@
 """The reference engine: any graph, with the op table's semantics in torch. It needs no GPU."""
 
-from graphfuse.base import reordering, rounding
+import itertools
+
+from graphfuse.base import ragged, reordering, rounding
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type, holding
 from graphfuse.base.enums import heur_mode, tensor_reordering
+from graphfuse.base.errors import VariantPackError
 from graphfuse.contract import memory
 from graphfuse.contract.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.contract.served import EVERYTHING
-from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
@@ -45,19 +48,19 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 compute = getattr(torch, node.compute.facts.torch)
                 for _, t in node.inputs:
                     if t not in values:
-                        values[t] = _load(torch, facts.graph.tensors[t], device, buffers, compute)
+                        values[t] = _load(torch, facts, t, device, buffers, compute)
                 inputs = {p: values[t] if p in node.op.exact else values[t].to(compute) for p, t in node.inputs}
                 for port in node.op.moved:
                     made = facts.graph.tensors[node.output("output")].dtype
                     inputs[port] = _rounded(torch, inputs[port], made, compute)
                 for port in (p.name for p in node.op.outputs if p.kept):
-                    inputs[port] = _load(torch, facts.graph.tensors[node.output(port)], device, buffers, compute)
+                    inputs[port] = _load(torch, facts, node.output(port), device, buffers, compute)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
                     # Who reads an output reads what is stored, as where another engine made it.
                     values[t] = _rounded(torch, results[port], facts.graph.tensors[t].dtype, compute)
             for t in facts.outputs:
-                _store(torch, facts.graph.tensors[t], device, buffers, values[t])
+                _store(torch, facts, t, device, buffers, values[t])
 
 
 def _moved(facts: Subgraph, node: Node) -> data_type:
@@ -74,8 +77,9 @@ def _rounded(torch, values, dtype: data_type, compute):
     return rounded.to(compute) if compute.is_floating_point or not dtype.is_float else rounded
 
 
-def _load(torch, t: FrozenTensor, device: Device, buffers: Buffers, compute):
+def _load(torch, facts: Subgraph, number: TensorId, device: Device, buffers: Buffers, compute):
     """The values in `compute`, or in the type that they are stored in where float32 would not hold them."""
+    t = facts.graph.tensors[number]
     if t.dtype.is_wide:
         compute = getattr(torch, t.dtype.facts.torch)
     if not t.elements:
@@ -85,19 +89,27 @@ def _load(torch, t: FrozenTensor, device: Device, buffers: Buffers, compute):
     if t.reordering is not tensor_reordering.NONE:
         stored = _memory(torch, t, device, buffers)[reordering.offsets(torch, t.dim, device.memory, t.blocks)]
         return rounding.decode(torch, stored.view(getattr(torch, t.dtype.facts.torch)), t.dtype, compute)
+    if t.ragged is not None:
+        stored = _places(torch, t, facts, device, buffers).read(_flat(torch, t, device, buffers))
+        return rounding.decode(torch, stored.view(getattr(torch, t.dtype.facts.torch)), t.dtype, compute)
     stored = _view(torch, t, device, buffers)
     values = rounding.decode(torch, stored, t.dtype, compute)
     values = values.clone() if values is stored else values
     return values.movedim(-1, t.packed_axis) if t.dtype.bits < 8 else values
 
 
-def _store(torch, t: FrozenTensor, device: Device, buffers: Buffers, values) -> None:
+def _store(torch, facts: Subgraph, number: TensorId, device: Device, buffers: Buffers, values) -> None:
+    t = facts.graph.tensors[number]
     if not t.elements:
         return
     if t.dtype.bits < 8:
         # Along the last axis is where encode packs; the view has its axes in that order too.
         values = values.movedim(t.packed_axis, -1)
     stored = rounding.encode(torch, values, t.dtype)
+    if t.ragged is not None:
+        flat = _flat(torch, t, device, buffers)
+        _places(torch, t, facts, device, buffers).write(flat, stored.view(flat.dtype))
+        return
     if t.reordering is tensor_reordering.NONE:
         _view(torch, t, device, buffers).copy_(stored)
     else:
@@ -115,6 +127,30 @@ def _view(torch, t: FrozenTensor, device: Device, buffers: Buffers):
         stride = (*(stride[a] // 2 for a in order), 1)
         dtype = torch.uint8
     return _memory(torch, t, device, buffers).view(dtype).as_strided(dim, stride)
+
+
+def _flat(torch, t: FrozenTensor, device: Device, buffers: Buffers):
+    """The memory of `t` as integers in a row, which torch moves whatever the type."""
+    kind = "uint8" if t.dtype.bits == 8 else f"int{t.dtype.bits}"
+    return _memory(torch, t, device, buffers).view(getattr(torch, kind))
+
+
+def _places(torch, t: FrozenTensor, facts: Subgraph, device: Device, buffers: Buffers) -> ragged.Places:
+    offsets = _view(torch, facts.graph.tensors[t.ragged], device, buffers)
+    if device.memory == "cpu":  # elsewhere the numbers are not known before the work is done
+        _check_offsets(t, facts.graph.tensors[t.ragged], offsets)
+    return ragged.places(torch, t.dim, t.stride, offsets, t.multiplier)
+
+
+def _check_offsets(t: FrozenTensor, of: FrozenTensor, offsets) -> None:
+    """VariantPackError for batches that do not lie one behind another, in memory for the rows of all."""
+    found = [number * t.multiplier for number in offsets.flatten().tolist()]
+    apart = t.stride[ragged.ROWS]
+    room = -(-t.span // apart) * apart
+    if found[0] < 0 or found[-1] > room or any(after < before for before, after in itertools.pairwise(found)):
+        raise VariantPackError(
+            f"{of}: its offsets of {t} are {found} elements; accepted: ascending numbers from 0 to {room}"
+        )
 
 
 def _memory(torch, t: FrozenTensor, device: Device, buffers: Buffers):

@@ -216,7 +216,7 @@ def render() -> str:
         "part of that API, and are left out. `examples/cudnn_samples` has scripts and notebooks in its names.",
         "",
         "Arguments may be given under cuDNN's names: `set_output(value=True)` means `set_output(is_output=True)`. One",
-        "that asks for what is not here, such as `ctx=` or `alignment_value=`, raises `GraphNotSupportedError`, which",
+        "that asks for what is not here, such as `ctx=` or `sm_count=`, raises `GraphNotSupportedError`, which",
         "says what to use instead.",
         "",
         "| | means |",

@@ -30,6 +30,7 @@ from graphfuse.base.enums import (
     attention_implementation,
     convolution_mode,
     diagonal_alignment,
+    moe_grouped_matmul_mode,
     norm_forward_phase,
     reduction_mode,
     reshape_mode,
@@ -43,15 +44,17 @@ WIDTH = 120
 
 
 def text() -> str:
-    return HEAD + "\n".join([*map(_method, OPS.values()), *map(_spelling, SPELLINGS.values())])
+    methods = (_method(op, op.name, op.doc) for op in OPS.values())
+    return HEAD + "\n".join([*methods, *map(_spelling, SPELLINGS.values())])
 
 
-def _method(op: Op) -> str:
+def _method(op: Op, name: str, doc: str) -> str:
     # As vocabulary.py: in the table's order, and what stands after an optional port has a default.
-    optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
+    in_order = [port for port in op.inputs if not port.by_name]
+    optional = next((i for i, p in enumerate(in_order) if p.optional), len(in_order))
     parameters = ["self"]
-    parameters += [f"{p.name}: Tensor | float" for p in op.inputs[:optional]]
-    parameters += [_late(p) for p in op.inputs[optional:]]
+    parameters += [f"{p.name}: Tensor | float" for p in in_order[:optional]]
+    parameters += [_late(p) for p in in_order[optional:]]
     parameters += [_attribute(a) for a in sorted(op.attributes, key=lambda a: not a.required)]
     refused = {name: (f"{name}: {_NAMES.get(type(only), type(only).__name__)}", only) for name, only in op.not_offered}
     places = TRAILING.get(op.name, tuple(_TRAILING))
@@ -59,13 +62,16 @@ def _method(op: Op) -> str:
     keywords = [f"{text} = ..." for name, (text, _) in refused.items() if name not in places]
     keywords += [f"{name}: Sequence[Any] | None = None" for name in op.tuples]
     keywords += [f"{name}: Tensor | None = None" for name in op.given]
+    keywords += [f"{name}: Tensor | float | None = None" for name in op.by_name]
     parameters += ["*", *keywords] if keywords else []
-    return _written(op.name, op.doc, parameters, _returned(op))
+    return _written(name, doc, parameters, _returned(op))
 
 
 def _spelling(spelling: Spelling) -> str:
-    """Its parameters are ports and attributes of its op, all of which must be given."""
+    """Its parameters are its op's, or some of its ports and attributes, all of which must be given."""
     op = OPS[spelling.op]
+    if spelling.parameters is None:
+        return _method(op, spelling.name, spelling.doc)
     kinds = {p.name: "Tensor | float" for p in op.inputs} | {a.name: _kinds(a) for a in op.attributes}
     parameters = [
         "self",

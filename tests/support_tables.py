@@ -14,7 +14,7 @@ from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.launch_limits import largest_cluster
 from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.ops import BLOCKS, OPS
+from graphfuse.ops import BLOCKS, OPS, Port
 from graphfuse.runtime.handle import Handle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,6 +61,20 @@ def refusal(draw: Draw, arch: str = CHIP) -> str | None:
 
 def tensor(g: pygraph, shape=(ROWS, COLUMNS), dtype: data_type = BF16, **how) -> Tensor:
     return g.tensor(list(shape), data_type=dtype, **how)
+
+
+def narrow(g: pygraph, name: str) -> object:
+    """Attention of FP8, each required input of a type that it may have."""
+
+    def drawn(port: Port) -> Tensor:
+        dim = (2, 8, 32, 1) if port.name == "stats" else (2, 8, 32, 32)
+        if "scale" in port.name:
+            dim = (2, 8, 32, 1) if port.types else ONE
+            dim = (2, 8, 1, 32) if port.name.endswith("_T") or (name, port.name) == ("sdpa_mxfp8", "descale_v") else dim
+        return tensor(g, dim, port.types[0] if port.types else FLOAT)
+
+    made = getattr(g, name)(**{port.name: drawn(port) for port in OPS[name].inputs if not port.optional})
+    return made[0]
 
 
 def normed(g: pygraph) -> Tensor:
@@ -123,6 +137,12 @@ SAMPLES: dict[str, Draw] = {
         g.join(tensor(g), tensor(g), axis=0), tensor(g, (1, COLUMNS)), 1e-6, norm_forward_phase=INFERENCE
     )[0],
     "matmul": lambda g: g.matmul(tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, COLUMNS, ROWS))),
+    "moe_grouped_matmul": lambda g: g.moe_grouped_matmul(
+        tensor(g, (1, ROWS, COLUMNS)), tensor(g, (2, COLUMNS, ROWS)), tensor(g, (3, 1, 1), data_type.INT32)
+    ),
+    "moe_grouped_matmul_bwd": lambda g: g.moe_grouped_matmul_bwd(
+        tensor(g, (1, ROWS, COLUMNS)), tensor(g, (1, ROWS, COLUMNS)), tensor(g, (2, 1, 1), data_type.INT32)
+    ),
     "conv_fprop": lambda g: g.conv_fprop(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]),
     "conv_dgrad": lambda g: g.conv_dgrad(tensor(g, IMAGE), tensor(g, (8, 8, 3, 3)), padding=[1, 1]).set_dim(IMAGE),
     "conv_wgrad": lambda g: g.conv_wgrad(tensor(g, IMAGE), tensor(g, IMAGE), padding=[1, 1]).set_dim([8, 8, 3, 3]),
@@ -131,6 +151,10 @@ SAMPLES: dict[str, Draw] = {
     "sdpa_backward": lambda g: g.sdpa_backward(
         *(tensor(g, IMAGE) for _ in range(5)), tensor(g, (*IMAGE[:3], 1), FLOAT)
     ),
+    "sdpa_fp8": lambda g: narrow(g, "sdpa_fp8"),
+    "sdpa_fp8_backward": lambda g: narrow(g, "sdpa_fp8_backward"),
+    "sdpa_mxfp8": lambda g: narrow(g, "sdpa_mxfp8"),
+    "sdpa_mxfp8_backward": lambda g: narrow(g, "sdpa_mxfp8_backward"),
     "instancenorm": lambda g: g.instancenorm(
         tensor(g, IMAGE), channel(g), channel(g), 1e-6, norm_forward_phase=INFERENCE
     )[0],

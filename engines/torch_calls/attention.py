@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from graphfuse.base import ragged
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
+from graphfuse.ops import OFFSETS
 from graphfuse.ops.attention import of_heads
-from graphfuse.ops.scores import seen, within
+from graphfuse.ops.scores import PAGED, gathered, seen, within
 
 WIDEST = 256
 """Columns of q, k and v at most."""
@@ -28,7 +30,7 @@ _BIAS, _ROWS = 16, 32  # columns of a bias, and rows of statistics, that memory-
 
 _NARROW = (data_type.BFLOAT16, data_type.HALF)
 
-_MASKS = ("block_mask", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv")
+_MASKS = ("block_mask", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", *PAGED.values())
 _FORWARD, _BACKWARD = ("q", "k", "v"), ("q", "k", "v", "o", "dO", "stats")
 
 
@@ -58,12 +60,14 @@ class Asked:
     attributes: the node's.
     ports: names of what is read, then of what is written.
     scale: None where execute gives it.
+    ragged: tensors at ragged offsets, by port.
     """
 
     band: Band | None
     attributes: Mapping[str, object]
     ports: tuple[str, ...]
     scale: float | None
+    ragged: Mapping[str, FrozenTensor]
 
 
 def attention(facts: Subgraph) -> TorchCall | No:
@@ -71,8 +75,13 @@ def attention(facts: Subgraph) -> TorchCall | No:
     (node,) = facts.nodes
     tensors = facts.graph.tensors
     back = node.op_name == "sdpa_backward"
-    read = {port: tensors[t] for port, t in node.inputs if port != "attn_scale"}
-    made = {port: tensors[t] for port, t in node.outputs if t in facts.outputs}
+    given = {port: tensors[t] for port, t in node.inputs if port != "attn_scale"}
+    given |= {port: tensors[t] for port, t in node.outputs if t in facts.outputs}
+    apart = {port: t for port, t in given.items() if t.ragged is not None}
+    # What lies at offsets is copied to where a batch follows the other, and back.
+    dense = given | {port: replace(t, ragged=None, stride=packed_stride(t.dim)) for port, t in apart.items()}
+    read = {port: dense[port] for port, _ in node.inputs if port in dense}
+    made = {port: dense[port] for port, t in node.outputs if t in facts.outputs}
     if not back and "O" not in made:
         return No(f"{tensors[node.output('O')]} is not read; accepted: nodes that make O")
     multiply = [read[port] for port in (_BACKWARD[:-1] if back else _FORWARD)]
@@ -80,20 +89,26 @@ def attention(facts: Subgraph) -> TorchCall | No:
         (multiplied(*multiply),),
         map(unfit, (*read.values(), *made.values())),
         (_kinds(node, read, made),),
-        map(_lying, multiply),
+        (_lying(read[port]) for port in (_BACKWARD[:-1] if back else _FORWARD) if PAGED.get(port) not in read),
     )
     if why := next(filter(None, reasons), None):
         return No(why)
     scale, numbers = 1.0, ()
-    given = node.input("attn_scale")
-    if given is not None:
-        t = tensors[given]
+    factor = node.input("attn_scale")
+    if factor is not None:
+        t = tensors[factor]
         if not t.by_value and t.value is None:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
-        scale, numbers = t.value, () if t.value is not None else (given,)
+        scale, numbers = t.value, () if t.value is not None else (factor,)
     a = dict(node.attributes)
-    asked = Asked(_band(a, read), a, (*read, *made), scale)
-    return TorchCall(tuple(map(TorchView.of, (*read.values(), *made.values()))), partial(_bind, asked), numbers)
+    asked = Asked(_band(a, read), a, (*read, *made), scale, apart)
+    views = tuple(_seen(given[port]) for port in (*read, *made))
+    return TorchCall(views, partial(_bind, asked), numbers)
+
+
+def _seen(t: FrozenTensor) -> TorchView:
+    """A tensor as it is, or the memory of one at ragged offsets."""
+    return TorchView.of(t) if t.ragged is None else TorchView.of(t, (t.span,), (1,))
 
 
 def _lying(t: FrozenTensor) -> str | None:
@@ -121,8 +136,8 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
 
 def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
     q, k, v = (read[port] for port in _FORWARD)
-    unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS)]
-    unknown += [name for name in ("use_alibi_mask", "stats_use_log2") if dict(node.attributes).get(name)]
+    unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS) and not port.endswith(OFFSETS)]
+    unknown += [name for name in ("use_alibi_mask", "stats_use_log2", "unfuse_fma") if dict(node.attributes).get(name)]
     unknown += [port for port in made if port not in ("O", "Stats", "dQ", "dK", "dV", "dBias")]
     if unknown:
         return f"{node} has a {unknown[0]}; accepted: none"
@@ -135,7 +150,8 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
     if q.dim[3] % 8 or not 0 < q.dim[3] <= WIDEST:
         return f"{q} has {q.dim[3]} columns; accepted: multiples of 8 up to {WIDEST}"
     for port, t in (read | made).items():
-        kind = data_type.FLOAT if port.lower() == "stats" else None if port in _MASKS else q.dtype
+        is_number = port in _MASKS or port.endswith(OFFSETS)
+        kind = data_type.FLOAT if port.lower() == "stats" else None if is_number else q.dtype
         if kind is not None and t.dtype is not kind:
             return f"{t} is no {kind.name}; accepted: {kind.name}"
     empty = next((t for t in read.values() if not t.elements), None)
@@ -144,8 +160,11 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
 
 def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
     given = dict(zip(asked.ports, tensors, strict=True))
-    x = {port: given.pop(port) for port in asked.ports if port in (*_BACKWARD, "bias", *_MASKS)}
-    back = "dO" in x
+    offsets = {port: given.pop(f"{port}{OFFSETS}") for port in asked.ragged}
+    memory = {port: given.pop(port) for port in asked.ports if port in (*_BACKWARD, "bias", *_MASKS)}
+    back = "dO" in memory
+    changing = asked.ragged.keys() & memory.keys() or PAGED.values() & memory.keys()
+    x = _operands(torch, asked, memory, offsets)
     extra = "dBias" in given if back else "Stats" in given
     if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
         asked = replace(asked, band=None)  # flash attention of the CPU knows no bands
@@ -153,13 +172,31 @@ def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
 
     def run(*number: float) -> None:
         scale = number[0] if number else asked.scale
-        call = _call(torch, asked, x, scale, extra)
+        call = _call(torch, asked, _operands(torch, asked, memory, offsets) if changing else x, scale, extra)
         made = kernel(torch.ops.aten, call)
         for port, found in zip(("dQ", "dK", "dV", "dBias") if back else ("O", "Stats"), made, strict=False):
-            if port in given:
+            if port in asked.ragged:
+                t = asked.ragged[port]
+                fitted = _fitted(torch, call, port, found, t.dim).to(given[port].dtype)
+                _places(torch, t, offsets[port]).write(given[port], fitted)
+            elif port in given:
                 given[port].copy_(_fitted(torch, call, port, found, given[port].shape))
 
     return run
+
+
+def _places(torch, t: FrozenTensor, offsets) -> ragged.Places:
+    return ragged.places(torch, t.dim, t.stride, offsets, t.multiplier)
+
+
+def _operands(torch, asked: Asked, memory: Mapping[str, object], offsets: Mapping[str, object]) -> dict[str, object]:
+    """Tensors that are read, with a batch behind the other and pages put together."""
+    x = dict(memory)
+    for port, t in asked.ragged.items():
+        if port in x:
+            x[port] = _places(torch, t, offsets[port]).read(x[port])
+    x["k"], x["v"] = gathered(torch, x, asked.attributes)
+    return {port: t for port, t in x.items() if port not in PAGED.values()}
 
 
 @dataclass(frozen=True)

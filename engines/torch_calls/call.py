@@ -49,6 +49,8 @@ def unfit(t: FrozenTensor) -> str | None:
         return f"{t} is passed by value; accepted: tensors in memory"
     if t.reordering is not tensor_reordering.NONE:
         return f"{t} is reordered as {t.reordering.name}; accepted: as dim and stride say"
+    if t.ragged is not None:
+        return f"{t} has batches at ragged offsets; accepted: where stride says"
     if t.dtype.bits < 8:
         return f"{t} has several elements a byte; accepted: types of 8 bits or more"
     return None

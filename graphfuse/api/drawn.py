@@ -50,7 +50,7 @@ class Drawn(Recorded, OpMethods):
         data_type: object = data_type.NOT_SET,
         is_virtual: bool = False,
         is_pass_by_value: bool = False,
-        ragged_offset: None = None,
+        ragged_offset: Tensor | None = None,
         reordering_type: tensor_reordering = tensor_reordering.NONE,
         name: str = "",
         uid: int | None = None,
@@ -62,19 +62,17 @@ class Drawn(Recorded, OpMethods):
         """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
 
         uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
-        a multiple of.
+        a multiple of. The others as ``Tensor.set_ragged_offset``, ``set_ragged_offset_multiplier`` and
+        ``set_alignment_value`` have them.
         """
-        unasked = {
-            "ragged_offset": ragged_offset,
-            "ragged_offset_multiplier": ragged_offset_multiplier,
-            "alignment_value": alignment_value,
-        }
-        check_unasked(f"tensor {name!r}", unasked)
         t = self._new_tensor(name)
         try:
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
             t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
-            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type)
+            t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type).set_alignment_value(
+                alignment_value
+            )
+            t.set_ragged_offset(ragged_offset).set_ragged_offset_multiplier(ragged_offset_multiplier)
             return t if uid is None or (type(uid) is int and uid == -1) else t.set_uid(uid)
         except GraphfuseError:
             # What was refused leaves nothing behind that validate would stumble over.

@@ -13,10 +13,7 @@ from graphfuse.base.errors import NotOfferedError
 _CAPTURE = "capture execute in a CUDA graph, with torch.cuda.graph or the driver: it allocates nothing"
 _KNOBS = "the type of a knob is its name, a text"
 _INSPECT = "graph.explanation() has nodes, tensors and regions as data, print(graph) the graph as Python"
-_RAGGED = "give tensors without padding, rows one after another: row counts need no new kernel"
-_VALUES = "no kernel here needs a promise about a tensor's values: leave it out; set_byte_alignment is of addresses"
 _ATTENTION = "torch.nn.functional.scaled_dot_product_attention; graphfuse.functional.qk_rmsnorm norms queries and keys"
-_FP8 = "sdpa, of bfloat16 or float16"
 _RECURRENCE = "there are no recurrences over a sequence; norms and gates around one are graphs of their own"
 _RECURRENCES = tuple(
     f"{name}{step}"
@@ -24,7 +21,6 @@ _RECURRENCES = tuple(
     for step in ("", "_bwd", "_summary", "_summary_bwd")
 )
 _MATMUL = "torch.matmul, and the operations around it as a graph of their own"
-_ENUM = "no operation here takes it"
 
 MODULE: Mapping[str, str] = {
     "DeviceInfo": "Handle.device has what is known of a device",
@@ -42,7 +38,6 @@ MODULE: Mapping[str, str] = {
     "is_frontend_knob_type": _KNOBS,
     "jax": "arrays of JAX can be given to execute by DLPack",
     "knob_type": _KNOBS,
-    "moe_grouped_matmul_mode": _ENUM,
     "nodes": _INSPECT,
     "scalar_type": "tensor_scalar makes a constant, tensor(is_pass_by_value=True) what execute is given",
     "sdpa_capabilities": "graph.explain() says which engine runs a node of sdpa, and why others declined",
@@ -64,11 +59,6 @@ _KERNELS = tuple(
 families of them, the first that fits."""
 
 PYGRAPH: Mapping[str, str] = {
-    **dict.fromkeys(("moe_grouped_matmul", "moe_grouped_matmul_bwd"), _MATMUL),
-    **dict.fromkeys(("sdpa_fp8", "sdpa_mxfp8"), _FP8),
-    **dict.fromkeys(("sdpa_fp8_backward", "sdpa_mxfp8_backward"), _ATTENTION),
-    "scaled_dot_product_flash_attention": "sdpa, with the same keywords",
-    "scaled_dot_product_flash_attention_backward": _ATTENTION,
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
     "backend_plan_entries": "plans, the one list of all plans: those of the engine named cudnn are its own",
     "selected_engine": "explanation().regions tells the engine of each region",
@@ -77,12 +67,7 @@ PYGRAPH: Mapping[str, str] = {
     "get_cuda_graph_retention": _CAPTURE,
 }
 
-TENSOR: Mapping[str, str] = {
-    "set_alignment_value": _VALUES,
-    "get_ragged_offset_multiplier": _RAGGED,
-    "set_ragged_offset": _RAGGED,
-    "set_ragged_offset_multiplier": _RAGGED,
-}
+TENSOR: Mapping[str, str] = {}
 
 _VECTORS = "there are no vectorized or reordered layouts of integers"
 
@@ -105,9 +90,6 @@ KEYWORDS: Mapping[str, tuple[object, str]] = {
     "cuda_graph_retention": (None, _CAPTURE),
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
     "in_place_index": (None, "leave it out: no input lies where the output has it"),
-    "ragged_offset": (None, _RAGGED),
-    "ragged_offset_multiplier": (1, _RAGGED),
-    "alignment_value": (1, _VALUES),
 }
 """Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
 place of any other."""

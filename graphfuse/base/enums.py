@@ -87,6 +87,15 @@ class reduction_mode(_Named):  # noqa: N801
     MUL_NO_ZEROS = "mul_no_zeros"
 
 
+class moe_grouped_matmul_mode(_Named):  # noqa: N801
+    """Places at which ``moe_grouped_matmul`` finds rows, and puts them."""
+
+    NONE = "none"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    COMBINE = "combine"
+
+
 class convolution_mode(_Named):  # noqa: N801
     """True if ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
 

@@ -62,7 +62,7 @@ EVERYTHING = Served(
 
 
 def _row_major(tensor: FrozenTensor) -> bool:
-    if tensor.reordering is not tensor_reordering.NONE:
+    if tensor.reordering is not tensor_reordering.NONE or tensor.ragged is not None:
         return False
     along = zip(tensor.dim, tensor.stride, packed_stride(tensor.dim), strict=True)
     return 0 in tensor.dim or all(extent == 1 or stride == packed for extent, stride, packed in along)

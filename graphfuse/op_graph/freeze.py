@@ -5,12 +5,12 @@ type that they declare. Of a node that moves integers or float64 to one that see
 product reads has the type that it declares: it is the type that is multiplied, as in tensor cores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.op_graph import ir, verify
+from graphfuse.op_graph import ir, ragged, verify
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor, checked_number
@@ -36,6 +36,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     for t in graph.tensors:
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
+    ragged.check(graph)
     absent = {id(node.outputs[port]) for node in graph.nodes for port in node.absent}
     kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
@@ -43,7 +44,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     nodes = tuple(_freeze_node(node, ids) for node in graph.nodes)
     blocks = _blocks(nodes)
     tensors = tuple(
-        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1)) for i, t in enumerate(kept)
+        _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1), ids) for i, t in enumerate(kept)
     )
     frozen = ir.FrozenGraph(graph.name, tensors, nodes)
     verify.check_ir(frozen)
@@ -59,6 +60,7 @@ def infer(graph: Recorded, node: NodeRecord) -> None:
         raise GraphValidationError(
             f"{where}: compute data type is {node.compute.name}; accepted: {', '.join(c.name for c in computes)}"
         )
+    _check_types(where, node)
     given = [t for t in node.inputs.values() if t.value is None] or node.inputs.values()
     rank = max(len(t.get_dim()) for t in given) or 1
     for t in node.inputs.values():
@@ -158,14 +160,15 @@ def _carried(graph: Recorded) -> dict[int, data_type]:
 
 def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
     """Axis of blocks of tensors of scales, by number."""
-    along = ((t, node.attribute("axis")) for node in nodes for _, t in node.scales)
+    along = (found for node in nodes for found in node.scales.items())
     return {t: axis for t, axis in along if isinstance(axis, int)}
 
 
-def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.FrozenTensor:
+def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int, ids: Mapping[int, int]) -> ir.FrozenTensor:
     if t.value is not None:
         checked_number(f"tensor {t.get_name()!r}", t.value, t.get_data_type())
     reordered = t.get_reordering_type() is not tensor_reordering.NONE
+    offsets = t.get_ragged_offset()
     return ir.FrozenTensor(
         id=number,
         uid=t.current_uid,
@@ -179,6 +182,8 @@ def _freeze_tensor(number: int, t: Tensor, dtype: data_type, blocks: int) -> ir.
         alignment=t.get_byte_alignment(),
         reordering=t.get_reordering_type(),
         blocks=blocks if reordered and blocks != len(t.get_dim()) - 1 else -1,
+        ragged=None if offsets is None else ids.get(id(offsets)),
+        multiplier=t.get_ragged_offset_multiplier(),
     )
 
 
@@ -188,11 +193,26 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
     return ir.Node(
         name=node.name,
         op_name=node.op.name,
-        inputs=tuple((port, ids[id(t)]) for port, t in node.inputs.items()),
+        inputs=tuple((port, ids[id(t)]) for port, t in {**node.inputs, **ragged.offsets(node)}.items()),
         outputs=tuple((port, ids[id(node.outputs[port])]) for port in outputs),
-        attributes=tuple(node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items()),
+        attributes=(*node.op.frozen(node.attributes, _shapes(node.inputs), outputs).items(), *_types(node)),
         compute=node.compute,
     )
+
+
+def _types(node: NodeRecord) -> Iterator[tuple[str, data_type]]:
+    """The types of inputs that the node's result depends on."""
+    for port in node.op.inputs:
+        if port.types:
+            yield f"{port.name}_type", node.inputs[port.name].get_data_type()
+
+
+def _check_types(where: str, node: NodeRecord) -> None:
+    for port in node.op.inputs:
+        t = node.inputs.get(port.name)
+        if port.types and t is not None and t.get_data_type() not in port.types:
+            names = " or ".join(dtype.name for dtype in port.types)
+            raise GraphValidationError(f"{where}: {port.name} is {t.get_data_type().name}; accepted: {names}")
 
 
 def _given(node: NodeRecord) -> str:

@@ -14,8 +14,9 @@ from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
 
-VERSION = 1
-"""Of the form. It goes up with every change that earlier versions would read wrongly."""
+VERSION, RAGGED = 1, 2
+"""Of the form. It goes up with every change that earlier versions would read wrongly: RAGGED for graphs with ragged
+tensors, which those of version 1 have not."""
 
 _TYPES = ("io_data_type", "intermediate_data_type", "compute_data_type")
 SETTINGS = ("name", *_TYPES, "intermediate_rounding", "takes_overrides")
@@ -28,17 +29,22 @@ def to_data(graph: Recorded) -> dict[str, object]:
     kept = [t for t in graph.tensors if id(t) not in absent]
     places = {id(t): place for place, t in enumerate(kept)}
     return {
-        "version": VERSION,
+        "version": VERSION if all(t.get_ragged_offset() is None for t in kept) else RAGGED,
         "name": graph.name,
         **{name: getattr(graph, name).name for name in _TYPES},
         "intermediate_rounding": graph.intermediate_rounding,
         "takes_overrides": graph.takes_overrides,
-        "tensors": [_tensor(t) for t in kept],
+        "tensors": [_tensor(t, places) for t in kept],
         "nodes": [_node(node, places) for node in graph.nodes],
     }
 
 
-def _tensor(t: Tensor) -> dict[str, object]:
+def _tensor(t: Tensor, places: Mapping[int, int]) -> dict[str, object]:
+    offsets = t.get_ragged_offset()
+    ragged = {
+        "offset": None if offsets is None else places[id(offsets)],
+        "multiplier": t.get_ragged_offset_multiplier(),
+    }
     return {
         "name": t.get_name(),
         "uid": t.current_uid,
@@ -50,6 +56,7 @@ def _tensor(t: Tensor) -> dict[str, object]:
         "value": json_values.encode(f"tensor {t.get_name()!r}", t.value),
         "alignment": t.get_byte_alignment(),
         "reordering": t.get_reordering_type().name,
+        **({} if offsets is None else {"ragged": ragged}),
     }
 
 
@@ -68,8 +75,8 @@ def _node(node: NodeRecord, places: Mapping[int, int]) -> dict[str, object]:
 def settings(data: object) -> dict[str, object]:
     """The values of ``SETTINGS``. SerializedError for another version of the form."""
     version = field("the graph", data, "version", int)
-    if version != VERSION:
-        json_values.refuse("the graph's version", version, str(VERSION))
+    if version not in (VERSION, RAGGED):
+        json_values.refuse("the graph's version", version, f"{VERSION} or {RAGGED}")
     types = {name: member("the graph", data, name, data_type) for name in _TYPES}
     rounding = field("the graph", data, "intermediate_rounding", str)
     return {
@@ -96,6 +103,17 @@ def fill(graph: Recorded, data: object) -> None:
             added += 1
     if added != len(nodes):
         raise SerializedError(f"node {added} writes no tensor")
+    for place, t in enumerate(tensors):
+        if "ragged" in t:
+            _set_offsets(f"tensor {place}", made[place], field(f"tensor {place}", t, "ragged", dict), made)
+
+
+def _set_offsets(where: str, t: Tensor, data: dict, made: list[Tensor | None]) -> None:
+    place = field(f"{where}: ragged", data, "offset", int)
+    if not 0 <= place < len(made):
+        json_values.refuse(f"{where}: ragged offset", place, f"a tensor's place, 0 to {len(made) - 1}")
+    t.set_ragged_offset(made[place])
+    t.set_ragged_offset_multiplier(field(f"{where}: ragged", data, "multiplier", int))
 
 
 def _producers(nodes: list, tensors: int) -> dict[int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from graphfuse.base import reordering
+from graphfuse.base import ragged, reordering
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.ops import OPS, Op
@@ -29,6 +29,8 @@ class FrozenTensor:
     workspace: a fixed byte offset in the workspace, for results that callers read there.
     reordering: the order of elements in memory; if there is one, the stride has no meaning.
     blocks: the axis of blocks of a reordered tensor.
+    ragged: the tensor that says where batches begin, in units of `multiplier` elements; the stride of the batch has no
+        meaning then.
     """
 
     id: TensorId
@@ -44,6 +46,8 @@ class FrozenTensor:
     workspace: int | None = None
     reordering: tensor_reordering = tensor_reordering.NONE
     blocks: int = -1
+    ragged: TensorId | None = None
+    multiplier: int = 1
 
     @property
     def elements(self) -> int:
@@ -56,6 +60,8 @@ class FrozenTensor:
             return reordering.padded(self.dim, self.blocks)
         if 0 in self.dim:
             return 0
+        if self.ragged is not None:
+            return ragged.span(self.dim, self.stride)
         return 1 + sum((e - 1) * s for e, s in zip(self.dim, self.stride, strict=True))
 
     @property
@@ -72,6 +78,7 @@ class FrozenTensor:
     def __str__(self) -> str:
         plain = self.reordering is tensor_reordering.NONE
         layout = f"stride {list(self.stride)}" if plain else self.reordering.name
+        layout += "" if self.ragged is None else ", ragged"
         return f"tensor {self.name!r} ({self.dtype.name} {list(self.dim)}, {layout})"
 
 
@@ -100,10 +107,10 @@ class Node:
         return dict(self.attributes)[name]
 
     @property
-    def scales(self) -> tuple[tuple[str, TensorId], ...]:
-        """The ports with scales of blocks, and their tensors."""
-        ports = {port.name for port in (*self.op.inputs, *self.op.outputs) if port.scales}
-        return tuple((port, t) for port, t in (*self.inputs, *self.outputs) if port in ports)
+    def scales(self) -> dict[TensorId, object]:
+        """The axes of blocks, by the tensors with their scales."""
+        axes = {port.name: port.scales for port in (*self.op.inputs, *self.op.outputs) if port.scales}
+        return {t: self.attribute(axes[port]) for port, t in (*self.inputs, *self.outputs) if port in axes}
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op_name})"
@@ -283,6 +290,7 @@ def _own(t: FrozenTensor) -> tuple:
         t.alignment,
         t.workspace,
         t.reordering.name if t.blocks == -1 else f"{t.reordering.name} along {t.blocks}",
+        *(() if t.ragged is None else (t.multiplier,)),  # the offsets are an input of the node
     )
 
 

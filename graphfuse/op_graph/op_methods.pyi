@@ -13,6 +13,7 @@ from graphfuse.base.enums import (
     attention_implementation,
     convolution_mode,
     diagonal_alignment,
+    moe_grouped_matmul_mode,
     norm_forward_phase,
     reduction_mode,
     reshape_mode,
@@ -667,6 +668,43 @@ class OpMethods:
         In INT32 they are exact, modulo 2^32. C is row-major unless set.
         padding, which in cuDNN fills what ragged extents leave, must be 0."""
 
+    def moe_grouped_matmul(
+        self,
+        token: Tensor | float,
+        weight: Tensor | float,
+        first_token_offset: Tensor | float,
+        token_index: Tensor | float | None = None,
+        token_ks: Tensor | float | None = None,
+        mode: moe_grouped_matmul_mode | None = ...,
+        top_k: int | None = 0,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        top_k_scores: Tensor | float | None = None,
+    ) -> Tensor:
+        """Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g is
+        the rows from first_token_offset[g] up to that of the next, and its expert is g modulo experts. The offsets,
+        [groups + 1, 1, 1], have the end of the last group behind them; without it, [groups, 1, 1], that is the last
+        row. mode NONE: tokens lie in the order of groups, and so does the result. GATHER: row r of the groups is
+        token number token_index[r], [1, rows, 1]. SCATTER: row r of the result is put at token_index[r] * top_k +
+        token_ks[r]. COMBINE: it is added to row token_index[r], times top_k_scores[token_index[r], token_ks[r]],
+        [1, tokens, top_k]. Each slot of a token is taken once. Zeros are rows of no group, rows that none is put at
+        and what a number of no row takes. Products and sums are in the compute data type, FLOAT unless set, in an
+        order that is not specified."""
+
+    def moe_grouped_matmul_bwd(
+        self,
+        doutput: Tensor | float,
+        token: Tensor | float,
+        first_token_offset: Tensor | float,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+    ) -> Tensor:
+        """The gradient of the weight of moe_grouped_matmul, in mode NONE, from that of its output: for each group the
+        sum over its rows of token times doutput, [groups, K, N]. first_token_offset has the end of the last group
+        behind the others where the result, by set_dim, has one group less than there are offsets. The result's
+        columns have no gaps unless its strides are set. Groups of one expert are not added up."""
+
     def conv_fprop(
         self,
         image: Tensor | float,
@@ -759,21 +797,21 @@ class OpMethods:
         dropout_probability: float | int | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
         stats_use_log2: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
         implementation: attention_implementation | None = ...,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
-        max_total_seq_len_q: None = ...,
-        max_total_seq_len_kv: None = ...,
-        rng_dump: None = ...,
         score_mod: None = ...,
         kv_mask: None = ...,
-        unfuse_fma: bool = ...,
         softmax_precision: None = ...,
         attn_scale_prefolded: bool = ...,
         dropout: Sequence[Any] | None = None,
         score_max: Tensor | None = None,
         score_sum_exp: Tensor | None = None,
+        rng_dump: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | Any]:
         """Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):
         O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to
@@ -795,10 +833,13 @@ class OpMethods:
         that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.
         sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.
         dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it
-        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.
+        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of
+        the scores' extents for what that keeps, 1, and drops, 0.
         score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.
         implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
-        refuses that. Other engines have one implementation, whichever is asked for."""
+        refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums
+        of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:
+        bounds of the rows of all sequences together, which change nothing here."""
 
     def sdpa_backward(
         self,
@@ -829,17 +870,17 @@ class OpMethods:
         use_padding_mask: bool | None = False,
         dropout_probability: float | int | None = None,
         use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
         compute_data_type: data_type | Any = ...,
         name: str = "",
         *,
-        max_total_seq_len_q: None = ...,
-        max_total_seq_len_kv: None = ...,
-        rng_dump: None = ...,
         score_mod: None = ...,
         score_mod_bprop: None = ...,
         dropout: Sequence[Any] | None = None,
         dBias: Tensor | None = None,
         dSink_token: Tensor | None = None,
+        rng_dump: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and
         Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,
@@ -847,6 +888,214 @@ class OpMethods:
         What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and
         nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference
         engine always is."""
+
+    def sdpa_fp8(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        descale_q: Tensor | float,
+        descale_k: Tensor | float,
+        descale_v: Tensor | float,
+        descale_s: Tensor | float,
+        scale_s: Tensor | float,
+        scale_o: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        paged_attention_k_table: Tensor | float | None = None,
+        paged_attention_v_table: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        is_inference: bool | None = None,
+        generate_stats: bool | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        stats_use_log2: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        implementation: attention_implementation | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        fn: None = ...,
+        sf_o: None = ...,
+        score_mod: None = ...,
+        kv_mask: None = ...,
+        softmax_precision: None = ...,
+        attn_scale_prefolded: bool = ...,
+        dropout: Sequence[Any] | None = None,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
+        rng_dump: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | Any, Tensor, Tensor]:
+        """sdpa of FP8_E4M3 or FP8_E5M2, with a scale for each tensor, a tensor of one element each: q, k and v are
+        read times descale_q, descale_k and descale_v. P, what softmax and dropout leave, is rounded to q's type
+        as P * scale_s, and multiplied with v as that times descale_s. O is the product times scale_o. Returns [O,
+        Stats, Amax_S, Amax_O]; the last two are the largest magnitudes of P and of O before its scale, FLOAT, one
+        element each. sliding_window, left_bound and right_bound are sdpa's sliding_window_length,
+        diagonal_band_left_bound and diagonal_band_right_bound; all other options are sdpa's. Values beyond FP8's
+        largest saturate."""
+
+    def sdpa_fp8_backward(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        o: Tensor | float,
+        dO: Tensor | float,
+        stats: Tensor | float,
+        descale_q: Tensor | float,
+        descale_k: Tensor | float,
+        descale_v: Tensor | float,
+        descale_o: Tensor | float,
+        descale_dO: Tensor | float,
+        descale_s: Tensor | float,
+        descale_dP: Tensor | float,
+        scale_s: Tensor | float,
+        scale_dQ: Tensor | float,
+        scale_dK: Tensor | float,
+        scale_dV: Tensor | float,
+        scale_dP: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        dropout: Sequence[Any] | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of sdpa_fp8's q, k and v from that of its O, with its options. q, k, v, o and dO, all FP8, are
+        read times their descales. P is rounded to q's type as P * scale_s and read times descale_s; the gradient
+        of the scores, times attn_scale, to dO's type as it times scale_dP, and read times descale_dP. Returns
+        [dQ, dK, dV, amax_dQ, amax_dK, amax_dV, amax_dP]: gradients times scale_dQ, scale_dK and scale_dV, and the
+        largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as of
+        sdpa_backward."""
+
+    def sdpa_mxfp8(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        descale_q: Tensor | float,
+        descale_k: Tensor | float,
+        descale_v: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        generate_stats: bool | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_padding_mask: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        implementation: attention_implementation | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        paged_attention_k_table: None = ...,
+        paged_attention_v_table: None = ...,
+        paged_attention_max_seq_len_kv: None = ...,
+        sf_o: None = ...,
+        scale_o: None = ...,
+        score_mod: None = ...,
+        kv_mask: None = ...,
+        softmax_precision: None = ...,
+        attn_scale_prefolded: bool = ...,
+    ) -> tuple[Tensor, Tensor | Any, Tensor]:
+        """sdpa of MXFP8: q, k and v are FP8_E4M3 or FP8_E5M2, with a scale, FP8_E8M0, for each block of 32 elements,
+        along columns in descale_q and descale_k, along rows in descale_v. These have the extents of what they are
+        scales of, divided by 32 along that axis, rounded up, and may be reordered as F8_128x4, then also with the
+        extents of whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied
+        exactly; what softmax makes is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of
+        O, FLOAT, one element. Options are sdpa's."""
+
+    def sdpa_mxfp8_backward(
+        self,
+        q: Tensor | float,
+        q_T: Tensor | float,
+        k: Tensor | float,
+        k_T: Tensor | float,
+        v: Tensor | float,
+        o_f16: Tensor | float,
+        dO_f16: Tensor | float,
+        dO: Tensor | float,
+        dO_T: Tensor | float,
+        stats: Tensor | float,
+        descale_q: Tensor | float,
+        descale_q_T: Tensor | float,
+        descale_k: Tensor | float,
+        descale_k_T: Tensor | float,
+        descale_v: Tensor | float,
+        descale_dO: Tensor | float,
+        descale_dO_T: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        dropout: Sequence[Any] | None = None,
+        dSink_token: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. What is multiplied along
+        columns has scales along columns: q, k, v and dO; what is multiplied along rows along rows: q_T, k_T and
+        dO_T, which have the same extents. o_f16 and dO_f16 are what the sum of their products is of. Scales as of
+        sdpa_mxfp8. Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one
+        element each. stats: of base e. Nothing is rounded but the results. dSink_token as of sdpa_backward."""
 
     def instancenorm(
         self,
@@ -1128,3 +1377,96 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of leaky_relu, from that of its result: a node of relu_backward."""
+
+    def scaled_dot_product_flash_attention(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        block_mask: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        paged_attention_k_table: Tensor | float | None = None,
+        paged_attention_v_table: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        is_inference: bool | None = None,
+        generate_stats: bool | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
+        stats_use_log2: bool | None = False,
+        unfuse_fma: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        implementation: attention_implementation | None = ...,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        score_mod: None = ...,
+        kv_mask: None = ...,
+        softmax_precision: None = ...,
+        attn_scale_prefolded: bool = ...,
+        dropout: Sequence[Any] | None = None,
+        score_max: Tensor | None = None,
+        score_sum_exp: Tensor | None = None,
+        rng_dump: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | Any]:
+        """An earlier name of sdpa."""
+
+    def scaled_dot_product_flash_attention_backward(
+        self,
+        q: Tensor | float,
+        k: Tensor | float,
+        v: Tensor | float,
+        o: Tensor | float,
+        dO: Tensor | float,
+        stats: Tensor | float,
+        attn_scale: Tensor | float | None = None,
+        bias: Tensor | float | None = None,
+        seq_len_q: Tensor | float | None = None,
+        seq_len_kv: Tensor | float | None = None,
+        cu_seq_len_q: Tensor | float | None = None,
+        cu_seq_len_kv: Tensor | float | None = None,
+        dropout_seed: Tensor | float | None = None,
+        dropout_offset: Tensor | float | None = None,
+        dropout_mask: Tensor | float | None = None,
+        dropout_scale: Tensor | float | None = None,
+        sink_token: Tensor | float | None = None,
+        use_causal_mask: bool | None = False,
+        use_causal_mask_bottom_right: bool | None = False,
+        sliding_window_length: int | None = None,
+        diagonal_alignment: diagonal_alignment | None = ...,
+        diagonal_band_left_bound: int | None = None,
+        diagonal_band_right_bound: int | None = None,
+        use_alibi_mask: bool | None = False,
+        use_padding_mask: bool | None = False,
+        dropout_probability: float | int | None = None,
+        use_deterministic_algorithm: bool | None = False,
+        max_total_seq_len_q: int | None = None,
+        max_total_seq_len_kv: int | None = None,
+        compute_data_type: data_type | Any = ...,
+        name: str = "",
+        *,
+        score_mod: None = ...,
+        score_mod_bprop: None = ...,
+        dropout: Sequence[Any] | None = None,
+        dBias: Tensor | None = None,
+        dSink_token: Tensor | None = None,
+        rng_dump: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """An earlier name of sdpa_backward."""

@@ -23,6 +23,7 @@ def to_python(graph: Recorded) -> str:
     lines += [_leaf(t, names) for t in graph.tensors if id(t) not in made]
     for node in graph.nodes:
         lines += _node(node, names)
+    lines += [_ragged(t, names) for t in graph.tensors if t.get_ragged_offset() is not None]
     return "\n".join(lines) + "\n"
 
 
@@ -67,6 +68,11 @@ def _node(node: NodeRecord, names: dict[int, str]) -> list[str]:
     lines = [f"{', '.join(targets)} = graph.{node.op.name}({', '.join(arguments)})"]
     lines += [f"{names[id(t)]}{_setters(t)}" for port, t in returned.items() if port not in node.absent]
     return lines
+
+
+def _ragged(t: Tensor, names: dict[int, str]) -> str:
+    calls = f"set_ragged_offset({names[id(t.get_ragged_offset())]})"
+    return f"{names[id(t)]}.{calls}.set_ragged_offset_multiplier({t.get_ragged_offset_multiplier()})"
 
 
 def _setters(t: Tensor) -> str:

@@ -32,6 +32,8 @@ class Tensor:
         self._by_value = False
         self._alignment = 16
         self._reordering = tensor_reordering.NONE
+        self._ragged_offset: Tensor | None = None
+        self._ragged_offset_multiplier = 1
         # What validate worked out, kept apart from what the user said: a later change
         # upstream must not collide with an old inference.
         self.inferred_dim: tuple[int, ...] = ()
@@ -102,6 +104,15 @@ class Tensor:
         self._alignment = alignment
         return self._done()
 
+    def set_alignment_value(self, value: int) -> Tensor:
+        """A promise that every number in this tensor, as of rows of a sequence, is a multiple of `value`. No kernel
+        here needs it, so it changes nothing."""
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise GraphValidationError(
+                f"tensor {self._name!r}: an alignment value must be an integer >= 1, got {value!r}"
+            )
+        return self
+
     def set_reordering_type(self, reordering_type: tensor_reordering) -> Tensor:
         """The order of the elements in memory. F8_128x4 is for scales: those that ``block_scale_quantize``
         makes, whose blocks must run along the last axis, and those that ``block_scale_dequantize`` reads.
@@ -115,6 +126,36 @@ class Tensor:
             )
         self._reordering = reordering_type
         return self._done()
+
+    def set_ragged_offset(self, ragged_offset: Tensor | None) -> Tensor:
+        """The place where each batch begins, as ``sdpa`` reads and writes sequences that lie one behind another.
+
+        This tensor is [batch, heads, rows, columns], with rows of the longest sequence. ragged_offset is INT32 or
+        INT64, [batch + 1, 1, 1, 1], given to execute: elements, in units of ``set_ragged_offset_multiplier``, from the
+        beginning of the memory to each batch, and to the end of the last. Heads, rows and columns are apart as the
+        strides say; that of the batch says nothing. None: batches are apart as strides say.
+        """
+        if not isinstance(ragged_offset, Tensor | None):
+            raise GraphTypeError(
+                f"tensor {self._name!r}: ragged offset must be a tensor of its graph, got {ragged_offset!r}"
+            )
+        self._ragged_offset = ragged_offset
+        return self._done()
+
+    def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
+        """Elements that a ragged offset of 1 stands for; 1 unless set."""
+        if not isinstance(multiplier, int) or isinstance(multiplier, bool) or multiplier < 1:
+            raise GraphValidationError(
+                f"tensor {self._name!r}: a ragged offset multiplier must be an integer >= 1, got {multiplier!r}"
+            )
+        self._ragged_offset_multiplier = multiplier
+        return self._done()
+
+    def get_ragged_offset(self) -> Tensor | None:
+        return self._ragged_offset
+
+    def get_ragged_offset_multiplier(self) -> int:
+        return self._ragged_offset_multiplier
 
     def get_dim(self) -> list[int]:
         """Extents, empty if neither set nor inferred yet."""

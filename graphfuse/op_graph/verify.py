@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
+from graphfuse.base.ragged import BATCH
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
 from graphfuse.ops.dequantization import scales
 
@@ -70,10 +71,11 @@ def _check_tensor(t: FrozenTensor) -> None:
 
 
 def _check_reordered(graph: FrozenGraph, t: FrozenTensor) -> None:
-    of_blocks = [node for node in graph.nodes if any(found == t.id for _, found in node.scales)]
+    of_blocks = [node for node in graph.nodes if t.id in node.scales]
     if not of_blocks or (t.id in graph.producer and graph.nodes[graph.producer[t.id]] not in of_blocks):
         raise GraphValidationError(
-            f"{t} is reordered; accepted: scales that block_scale_quantize makes or block_scale_dequantize reads"
+            f"{t} is reordered; accepted: scales that block_scale_quantize makes, or that block_scale_dequantize, "
+            f"sdpa_mxfp8 or its backward reads"
         )
     if t.virtual:
         raise GraphValidationError(f"{t} is reordered and virtual: only what is in memory has an order there")
@@ -82,7 +84,7 @@ def _check_reordered(graph: FrozenGraph, t: FrozenTensor) -> None:
     made = t.id in graph.producer
     axis = len(t.dim) - 1 if made else t.blocks % len(t.dim)
     for node in of_blocks:
-        along = node.attribute("axis")
+        along = node.scales[t.id]
         if along is None:
             sizes = list(node.attribute("block_size"))
             raise GraphValidationError(f"{t} is reordered and {node} has blocks of {sizes}; accepted: along one axis")
@@ -122,8 +124,9 @@ def _check_integers(graph: FrozenGraph, node: Node) -> None:
 
 
 def _overlaps_itself(t: FrozenTensor) -> bool:
-    reach = 0
-    for stride, extent in sorted((s, e) for e, s in zip(t.dim, t.stride, strict=True) if e > 1):
+    reach, axes = 0, zip(t.dim, t.stride, strict=True)
+    apart = ((s, e) for axis, (e, s) in enumerate(axes) if e > 1 and (t.ragged is None or axis != BATCH))
+    for stride, extent in sorted(apart):
         if stride <= reach:
             return bool(t.elements)
         reach += (extent - 1) * stride

@@ -18,34 +18,41 @@ def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Call
 
     def decorate(cls: type) -> type:
         for op in OPS.values():
-            setattr(cls, op.name, _of_op(op, call, trailing))
+            setattr(cls, op.name, _of_op(op, op.name, op.doc, call, trailing))
         for spelling in SPELLINGS.values():
-            setattr(cls, spelling.name, _of_spelling(spelling, call, trailing))
+            if spelling.parameters is None:
+                method = _of_op(OPS[spelling.op], spelling.name, spelling.doc, call, trailing)
+            else:
+                method = _of_spelling(spelling, dict(spelling.parameters), call, trailing)
+            setattr(cls, spelling.name, method)
         return cls
 
     return decorate
 
 
-def _of_op(op: Op, call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[..., object]:
+def _of_op(
+    op: Op, name: str, doc: str, call: Callable[..., object], trailing: Mapping[str, object]
+) -> Callable[..., object]:
     # In the table's order. What stands after an optional port has a default, as Python wants it, and must be
     # given all the same if it is not optional itself.
-    optional = next((i for i, p in enumerate(op.inputs) if p.optional), len(op.inputs))
+    in_order = [port for port in op.inputs if not port.by_name]
+    optional = next((i for i, p in enumerate(in_order) if p.optional), len(in_order))
     required = [a for a in op.attributes if a.required]
     rest = [a for a in op.attributes if not a.required]
     defaults = {**trailing, **dict(op.not_offered)}
     placed = _placed(op.name, defaults, trailing)
     parameters = [
-        *(inspect.Parameter(p.name, _POSITIONAL) for p in op.inputs[:optional]),
-        *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in op.inputs[optional:]),
+        *(inspect.Parameter(p.name, _POSITIONAL) for p in in_order[:optional]),
+        *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in in_order[optional:]),
         *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
         *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in placed),
         *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.not_offered if name not in placed),
-        *(inspect.Parameter(name, _KEYWORD, default=None) for name in (*op.tuples, *op.given)),
+        *(inspect.Parameter(name, _KEYWORD, default=None) for name in (*op.tuples, *op.given, *op.by_name)),
     ]
     needed = [p.name for p in op.inputs if not p.optional]
     return _method(
-        op.name,
-        op.doc,
+        name,
+        doc,
         parameters,
         needed,
         trailing,
@@ -60,13 +67,21 @@ def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
         value = given.get(name)
         if value is None:
             continue
-        forms = {len(form): form for form in op.tuples[name]}
-        form = forms.get(len(value)) if isinstance(value, tuple | list) else None
+        forms = op.tuples[name]
+        form = next((form for form in forms if _fits(op, form, value)), None)
         if form is None:
-            accepted = " or ".join(f"({', '.join(part or 'unused' for part in form)})" for form in forms.values())
+            accepted = " or ".join(f"({', '.join(part or 'unused' for part in form)})" for form in forms)
             raise GraphTypeError(f"{op.name}: {name} must be {accepted}, got {value!r}")
         found |= {part: one for part, one in zip(form, value, strict=True) if part}
     return found
+
+
+def _fits(op: Op, form: tuple[str, ...], value: object) -> bool:
+    """True if a tuple has a part for each of the form's, and what may be an attribute where the form has one."""
+    if not isinstance(value, tuple | list) or len(value) != len(form):
+        return False
+    kinds = {a.name: a.types for a in op.attributes}
+    return all(isinstance(one, kinds.get(part, object)) for part, one in zip(form, value, strict=True))
 
 
 def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
@@ -74,8 +89,10 @@ def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, obj
     return [name for name in TRAILING.get(method, trailing) if name in known]
 
 
-def _of_spelling(spelling: Spelling, call: Callable[..., object], trailing: Mapping[str, object]):
-    op, names = OPS[spelling.op], dict(spelling.parameters)
+def _of_spelling(
+    spelling: Spelling, names: Mapping[str, str], call: Callable[..., object], trailing: Mapping[str, object]
+) -> Callable[..., object]:
+    op = OPS[spelling.op]
     parameters = [
         *(inspect.Parameter(name, _POSITIONAL) for name in names),
         *(inspect.Parameter(n, _POSITIONAL, default=trailing[n]) for n in _placed(spelling.name, trailing, trailing)),

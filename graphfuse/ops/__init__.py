@@ -2,7 +2,7 @@
 
 from graphfuse.ops.blocks import BLOCKS, SMALLEST_SCALE, BlockFormat, block_size
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic
-from graphfuse.ops.op import Attribute, Attributes, Cost, Op, Port, Shape, Spelling
+from graphfuse.ops.op import OFFSETS, Attribute, Attributes, Cost, Op, Port, Shape, Spelling
 from graphfuse.ops.reductions import REDUCTIONS, Reduction
 from graphfuse.ops.shapes import aligned, quantize_axis, rmsnorm_axes
 from graphfuse.ops.table import EXPANSIONS, OPS, SPELLINGS
@@ -10,6 +10,7 @@ from graphfuse.ops.table import EXPANSIONS, OPS, SPELLINGS
 __all__ = [
     "BLOCKS",
     "EXPANSIONS",
+    "OFFSETS",
     "OPS",
     "REDUCTIONS",
     "SMALLEST_SCALE",

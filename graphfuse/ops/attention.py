@@ -1,168 +1,67 @@
 """Scaled dot product attention and its gradients. A mask is a predicate over (row, column) of the scores."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import attention_implementation, diagonal_alignment
+from graphfuse.base.enums import attention_implementation
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import layouts
+from graphfuse.ops.attention_options import (
+    CHOICE,
+    DROPOUT,
+    DROPPED,
+    DUMP,
+    FLAG,
+    LENGTH,
+    MASKS,
+    PADDED,
+    SINK,
+    TOTALS,
+    absent,
+    asked,
+    attended,
+    makes_stats,
+    sequences,
+)
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule
-from graphfuse.ops.scores import PAGED, TILE, scored, whole_sequences, within
+from graphfuse.ops.scores import PAGED, Scores, scored, within
 
 
-def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    given = q, k, v = tuple(shapes[port] for port in ("q", "k", "v"))
-    if any(len(s) != 4 for s in given):
-        raise GraphValidationError(
-            f"q, k and v must be [batch, heads, rows, columns], got {list(q)}, {list(k)} and {list(v)}"
-        )
-    k, v = whole_sequences(shapes, attributes)
-    if not q[0] == k[0] == v[0] or k[2] != v[2] or q[3] != k[3]:
-        raise GraphValidationError(
-            f"q, k and v must have one batch, k and v as many rows, q and k as many columns, "
-            f"got {list(q)}, {list(k)} and {list(v)}"
-        )
-    if not k[2]:
-        raise GraphValidationError(f"k {list(k)} has no rows to attend to; at least 1 is needed")
-    for port, s in (("k", k), ("v", v)):
-        if not s[1] or q[1] % s[1]:
-            raise GraphValidationError(f"{port} has {s[1]} heads, which must divide the {q[1]} of q")
-    batch, heads, rows, columns = scores = q[0], q[1], q[2], k[2]
-    for port in ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"):
-        if any(e != 1 for e in shapes.get(port, ())):
-            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
-    tiles = batch, heads, -(-rows // TILE), -(-columns // (8 * TILE))
-    lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
-    for port, extents, of in (
-        ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
-        ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
-        ("block_mask", tiles, f"[batch, heads of q, tiles of {TILE} rows of q, bytes of 8 tiles of rows of k]"),
-    ):
-        s = shapes.get(port, extents)
-        if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
-            raise GraphValidationError(f"{port} must have the extents of {of}, {list(extents)}, or 1, got {list(s)}")
-    for port, extents in (
-        ("seq_len_q", lengths),
-        ("seq_len_kv", lengths),
-        ("cu_seq_len_q", offsets),
-        ("cu_seq_len_kv", offsets),
-        ("sink_token", (1, heads, 1, 1)),
-    ):
-        if shapes.get(port, extents) != extents:
-            raise GraphValidationError(f"{port} must be {list(extents)}, got {list(shapes[port])}")
-    _check_lengths(shapes, attributes)
-    _check_dropout(shapes, attributes)
-    if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
-        raise GraphValidationError("use_alibi_mask needs a causal mask: diagonal_band_right_bound=0")
-    _band(attributes)
-    return {"O": (*q[:3], v[3]), **dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))}
-
-
-def _shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    made = _shapes(shapes, attributes, wanted)
+def shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    made = attended(shapes, attributes, wanted)
     if attributes["generate_stats"] is not None and attributes["generate_stats"] is attributes["is_inference"]:
         same = attributes["generate_stats"]
         raise GraphValidationError(f"generate_stats and is_inference are both {same}; one is the opposite of the other")
     return made
 
 
-def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
-    sides = [[p for p in (f"seq_len_{of}", f"cu_seq_len_{of}") if p in given] for of in ("q", "kv")]
-    for both in (side for side in sides if len(side) > 1):
-        raise GraphValidationError(f"{' and '.join(both)} are both given; give one")
-    named = [port for side in sides for port in side]
-    if attributes["use_padding_mask"] and not all(sides):
-        got = named[0] if named else "neither"
-        raise GraphValidationError(f"use_padding_mask needs seq_len_q and seq_len_kv, or cu_seq_len_*; got {got}")
-    if named and not attributes["use_padding_mask"]:
-        raise GraphValidationError(f"{named[0]} is given without use_padding_mask=True, and would not be read")
-    paged = [table for table in PAGED.values() if table in given]
-    if paged and not attributes["use_padding_mask"]:
-        raise GraphValidationError(f"{paged[0]} needs use_padding_mask=True, seq_len_q and seq_len_kv")
-
-
-def _check_dropout(given: Mapping[str, Shape], attributes: Attributes) -> None:
-    drawn = {port for port in ("dropout_seed", "dropout_offset") if port in given}
-    masked = {port for port in ("dropout_mask", "dropout_scale") if port in given}
-    probability = attributes["dropout_probability"]
-    if probability is not None and not 0 <= probability < 1:
-        raise GraphValidationError(f"dropout's probability is {probability}; accepted: 0 up to 1, without 1")
-    if drawn and masked or len(masked) == 1 or (len(drawn) < 2 if probability is not None else drawn):
-        parts = sorted(drawn | masked) + ["dropout_probability"] * (probability is not None)
-        raise GraphValidationError(
-            f"dropout must be (probability, seed, offset) or (mask, scale), got {', '.join(parts)}"
-        )
-
-
-def _band(attributes: Attributes) -> dict[str, object]:
-    """The diagonal and how far to each side of it rows attend; None for all the way."""
-    corners = {
-        "use_causal_mask": diagonal_alignment.TOP_LEFT,
-        "use_causal_mask_bottom_right": diagonal_alignment.BOTTOM_RIGHT,
-    }
-    flags = [name for name in corners if attributes[name]]
-    left, right = (f"diagonal_band_{side}_bound" for side in ("left", "right"))
-    pairs = [(flag, right) for flag in flags] + [("sliding_window_length", left)]
-    for old, new in pairs:
-        if attributes[old] is not None and attributes[new] is not None:
-            raise GraphValidationError(f"{old} and {new} are both given; {new} says all that {old} does")
-    if len(flags) > 1:
-        raise GraphValidationError(f"{' and '.join(flags)} are both given; give one")
-    lengths = {name: attributes[name] for name in ("sliding_window_length", left, right)}
-    for name, length in lengths.items():
-        least = 0 if name == right else 1
-        if length is not None and length < least:
-            raise GraphValidationError(f"{name} is {length}; accepted: None and integers >= {least}")
-    aligned = attributes["diagonal_alignment"]
-    if flags and aligned not in (diagonal_alignment.TOP_LEFT, corners[flags[0]]):
-        raise GraphValidationError(f"{flags[0]} and diagonal_alignment={aligned.name} contradict each other")
-    window = lengths["sliding_window_length"]
-    return {
-        "diagonal_alignment": corners[flags[0]] if flags else aligned,
-        left: lengths[left] if window is None else window,
-        right: 0 if flags else lengths[right],
-    }
-
-
-def _makes_stats(attributes: Attributes) -> bool:
-    wanted, unwanted = attributes["generate_stats"], attributes["is_inference"]
-    return wanted if wanted is not None else unwanted is False
-
-
-def _absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    return frozenset() if _makes_stats(attributes) else frozenset({"Stats"})
-
-
-_UNSAID = {
-    "use_alibi_mask": False,
-    "use_padding_mask": False,
-    "stats_use_log2": False,
-    "paged_attention_max_seq_len_kv": None,
-    "dropout_probability": None,
-    "implementation": attention_implementation.AUTO,
-    "use_deterministic_algorithm": False,
-}
-"""Attributes that frozen nodes have only where they ask for something."""
-
-
-def _asked(attributes: Attributes) -> dict[str, object]:
-    """Attributes with one spelling of the mask, and of what else is asked for."""
-    asked = {n: attributes[n] for n, default in _UNSAID.items() if attributes.get(n, default) != default}
-    return {**_band(attributes), **asked}
-
-
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return {**_asked(attributes), "generate_stats": _makes_stats(attributes)}
+    return {**asked(attributes), "generate_stats": makes_stats(attributes)}
 
 
 def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return _asked(attributes)
+    return asked(attributes)
 
 
-def _sdpa(t, x, a) -> dict[str, object]:
-    s = scored(t, x, a)
+@dataclass(frozen=True)
+class RowsOfScores:
+    """Parts of a softmax of scores, of which a row may have none.
+
+    largest: of each row. nothing: whether it is -infinity. powers: exponentials of scores less it. summed: of a row, 0
+    where there are none. total: that, and 1 there.
+    """
+
+    largest: object
+    nothing: object
+    powers: object
+    summed: object
+    total: object
+
+
+def softmaxed(t, s: Scores) -> RowsOfScores:
     largest = s.scaled.amax(dim=-1, keepdim=True)
     if s.sink is not None:
         largest = t.maximum(largest, s.sink)
@@ -173,57 +72,96 @@ def _sdpa(t, x, a) -> dict[str, object]:
     summed = powers.sum(dim=-1, keepdim=True)
     if s.sink is not None:
         summed = summed + t.exp(s.sink - finite)
-    total = t.where(nothing, 1.0, summed)
-    stats = largest + t.log(total)
-    used = powers if s.kept is None else powers * s.kept
+    return RowsOfScores(largest, nothing, powers, summed, t.where(nothing, 1.0, summed))
+
+
+def statistics(t, a, s: Scores, soft: RowsOfScores) -> dict[str, object]:
+    """Outputs beside O."""
+    stats = soft.largest + t.log(soft.total)
     return {
-        "O": t.where(nothing, 0.0, t.matmul(used, s.v) / total),
         "Stats": stats * math.log2(math.e) if a.get("stats_use_log2") else stats,
-        "score_max": largest,
-        "score_sum_exp": summed,
+        "score_max": soft.largest,
+        "score_sum_exp": soft.summed,
+        **_dumped(s.kept),
     }
 
 
-def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    made = _shapes(shapes, attributes, wanted)
-    for port, extents in (("o", made["O"]), ("dO", made["O"]), ("stats", made["Stats"])):
+def kept(s: Scores, values):
+    """Values times what dropout multiplies them by."""
+    return values if s.kept is None else values * s.kept
+
+
+def _sdpa(t, x, a) -> dict[str, object]:
+    s = scored(t, x, a)
+    soft = softmaxed(t, s)
+    made = t.matmul(kept(s, soft.powers), s.v) / soft.total
+    return {"O": t.where(soft.nothing, 0.0, made), **statistics(t, a, s, soft)}
+
+
+def _dumped(kept) -> dict[str, object]:
+    """1 where dropout keeps an element, and 0."""
+    return {} if kept is None else {"rng_dump": (kept != 0).to(kept.dtype)}
+
+
+def shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted, o: str = "o") -> dict[str, Shape]:
+    """o: the port of the forward's output."""
+    made = attended(shapes, attributes, wanted)
+    losses = [port for port in ("dO", "dO_T", "dO_f16") if port in shapes]
+    for port, extents in ((o, made["O"]), *((loss, made["O"]) for loss in losses), ("stats", made["Stats"])):
         if shapes[port] != extents:
             raise GraphValidationError(f"{port} must be {list(extents)}, as sdpa makes it, got {list(shapes[port])}")
     for port, of in _GIVEN_GRADIENTS.items():
         if port in wanted and of not in shapes:
             raise GraphValidationError(f"{port} is given without {of}, whose gradient it is")
     given = {port: shapes[of] for port, of in _GIVEN_GRADIENTS.items() if of in shapes}
-    return {"dQ": shapes["q"], "dK": shapes["k"], "dV": shapes["v"], **given}
+    return {"dQ": shapes["q"], "dK": shapes["k"], "dV": shapes["v"], **given, "rng_dump": made["rng_dump"]}
 
 
 _GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
 
 
-def _sdpa_backward(t, x, a) -> dict[str, object]:
+@dataclass(frozen=True)
+class Narrowed:
+    """Operands of gradients that are kept in a narrow type.
+
+    p, ds: what becomes of exponentials, and of gradients of scores, scaled.
+    twins: in place of q, k and dO, what products over rows read, which is rounded along rows.
+    inner: in place of o and dO, what the sum of their products is of.
+    """
+
+    p: Callable[[object], object] = lambda values: values
+    ds: Callable[[object], object] = lambda values: values
+    twins: Mapping[str, object] = field(default_factory=dict)
+    inner: Mapping[str, object] = field(default_factory=dict)
+
+
+def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  # noqa: B008 - it never changes
+    """Outputs of a backward, and "dS", gradients of scores before the scale."""
     s = scored(t, x, a)
+    rows = scored(t, {**x, **narrowed.twins}, a) if narrowed.twins else s
     stats, nothing = x["stats"], x["stats"] == -float("inf")
     # Rows beyond a sequence's end have nothing to attend to, whatever lies there.
     nothing = nothing if s.rows is None else nothing | ~s.rows
     finite = t.where(nothing, 0.0, stats)
     p = t.where(nothing, 0.0, t.exp(s.scaled - finite))
-    loss, o = (within(t, x[port], s.rows) for port in ("dO", "o"))
-    of_p = t.matmul(loss, s.v.transpose(-1, -2))
-    used = p if s.kept is None else p * s.kept
-    of_p = of_p if s.kept is None else of_p * s.kept
-    inner = (loss * o).sum(dim=-1, keepdim=True)
-    of_scores = p * (of_p - inner)
+    loss, of_rows = (within(t, of["dO"], s.rows) for of in (x, {**x, **narrowed.twins}))
+    read = {**x, **narrowed.inner}
+    inner = (within(t, read["dO"], s.rows) * within(t, read["o"], s.rows)).sum(dim=-1, keepdim=True)
+    of_scores = p * (kept(s, t.matmul(loss, s.v.transpose(-1, -2))) - inner)
     scaled = of_scores * x["attn_scale"] if "attn_scale" in x else of_scores
+    ds = narrowed.ds(scaled)
     made = {
-        "dQ": t.matmul(scaled, s.k),
-        "dK": of_heads(t.matmul(scaled.transpose(-1, -2), s.q), x["k"]),
-        "dV": of_heads(t.matmul(used.transpose(-1, -2), loss), x["v"]),
+        "dS": scaled,
+        "dQ": t.matmul(ds, rows.k),
+        "dK": of_heads(t.matmul(ds.transpose(-1, -2), rows.q), x["k"]),
+        "dV": of_heads(t.matmul(narrowed.p(kept(s, p)).transpose(-1, -2), of_rows), x["v"]),
     }
     if "bias" in x:
         made["dBias"] = of_scores.sum_to_size(x["bias"].shape)
     if s.sink is not None:
         sunk = t.where(nothing, 0.0, t.exp(s.sink - finite))
         made["dSink_token"] = -(sunk * inner).sum_to_size(x["sink_token"].shape)
-    return made
+    return made | _dumped(s.kept)
 
 
 def of_heads(grad, of):
@@ -231,47 +169,9 @@ def of_heads(grad, of):
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
-_FLAG = {"types": (bool,), "default": False}
-_CHOICE = {"types": (bool, type(None))}
-_LENGTH = {"types": (int, type(None))}
-
-_MASKS = (
-    Attribute("use_causal_mask", **_FLAG),
-    Attribute("use_causal_mask_bottom_right", **_FLAG),
-    Attribute("sliding_window_length", **_LENGTH),
-    Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
-    Attribute("diagonal_band_left_bound", **_LENGTH),
-    Attribute("diagonal_band_right_bound", **_LENGTH),
-    Attribute("use_alibi_mask", **_FLAG),
-    Attribute("use_padding_mask", **_FLAG),
-    Attribute("dropout_probability", (float, int, type(None))),
-)
-
-_PADDED = (
-    Port("seq_len_q", optional=True, numbers=True),
-    Port("seq_len_kv", optional=True, numbers=True),
-    Port("cu_seq_len_q", optional=True, numbers=True),
-    Port("cu_seq_len_kv", optional=True, numbers=True),
-)
-
-_DROPPED = (
-    Port("dropout_seed", optional=True, numbers=True),
-    Port("dropout_offset", optional=True, numbers=True),
-    Port("dropout_mask", optional=True),
-    Port("dropout_scale", optional=True),
-)
-
-_SINK = Port("sink_token", optional=True)
-
-_DROPOUT = ("dropout_probability", "dropout_seed", "dropout_offset")
-
-_NOT_OFFERED = (
-    ("max_total_seq_len_q", None),
-    ("max_total_seq_len_kv", None),
-    ("rng_dump", None),
+NOT_OFFERED = (
     ("score_mod", None),
     ("kv_mask", None),
-    ("unfuse_fma", False),
     ("softmax_precision", None),
     ("attn_scale_prefolded", False),
 )
@@ -299,42 +199,48 @@ TABLE = (
         "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.\n"
         "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
         "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
-        "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others.\n"
+        "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of\n"
+        "the scores' extents for what that keeps, 1, and drops, 0.\n"
         "score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.\n"
         "implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN\n"
-        "refuses that. Other engines have one implementation, whichever is asked for.",
+        "refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums\n"
+        "of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:\n"
+        "bounds of the rows of all sequences together, which change nothing here.",
         inputs=(
-            *(Port(port) for port in ("q", "k", "v")),
+            *(sequences(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
             Port("block_mask", optional=True, numbers=True),
-            *_PADDED,
-            *_DROPPED,
+            *PADDED,
+            *DROPPED,
             *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
-            _SINK,
+            SINK,
         ),
         outputs=(
-            Port("O"),
-            Port("Stats", optional=True, dtype=data_type.FLOAT),
-            Port("score_max", given=True, dtype=data_type.FLOAT),
-            Port("score_sum_exp", given=True, dtype=data_type.FLOAT),
+            sequences("O"),
+            sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            sequences("score_max", given=True, dtype=data_type.FLOAT),
+            sequences("score_sum_exp", given=True, dtype=data_type.FLOAT),
+            DUMP,
         ),
-        tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"))},
-        infer=_shapes_forward,
+        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"))},
+        infer=shapes_forward,
         strides=layouts.row_major,
-        absent=_absent,
+        absent=absent,
         frozen=_frozen,
         reference=_sdpa,
         attributes=(
-            Attribute("is_inference", **_CHOICE),
-            Attribute("generate_stats", **_CHOICE),
-            *_MASKS,
-            Attribute("paged_attention_max_seq_len_kv", **_LENGTH),
-            Attribute("stats_use_log2", **_FLAG),
+            Attribute("is_inference", **CHOICE),
+            Attribute("generate_stats", **CHOICE),
+            *MASKS,
+            Attribute("paged_attention_max_seq_len_kv", **LENGTH),
+            Attribute("stats_use_log2", **FLAG),
+            Attribute("unfuse_fma", **FLAG),
+            *TOTALS,
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
-        not_offered=_NOT_OFFERED,
+        not_offered=NOT_OFFERED,
         vjp=NoRule("its gradients are drawn by hand, by sdpa_backward"),
         recomputed=False,
     ),
@@ -347,27 +253,25 @@ TABLE = (
         "nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference\n"
         "engine always is.",
         inputs=(
-            *(Port(port) for port in ("q", "k", "v", "o", "dO", "stats")),
+            *(sequences(port) for port in ("q", "k", "v", "o", "dO", "stats")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
-            *_PADDED,
-            *_DROPPED,
-            _SINK,
+            *PADDED,
+            *DROPPED,
+            SINK,
         ),
         outputs=(
-            *(Port(port) for port in ("dQ", "dK", "dV")),
+            *(sequences(port) for port in ("dQ", "dK", "dV")),
             *(Port(port, given=True) for port in _GIVEN_GRADIENTS),
+            DUMP,
         ),
-        tuples={"dropout": (_DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))},
-        infer=_shapes_backward,
+        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))},
+        infer=shapes_backward,
         frozen=_frozen_backward,
-        reference=_sdpa_backward,
-        attributes=(*_MASKS, Attribute("use_deterministic_algorithm", **_FLAG)),
+        reference=gradients,
+        attributes=(*MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind stats by name",
         not_offered=(
-            ("max_total_seq_len_q", None),
-            ("max_total_seq_len_kv", None),
-            ("rng_dump", None),
             ("score_mod", None),
             ("score_mod_bprop", None),
         ),

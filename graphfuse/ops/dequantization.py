@@ -80,7 +80,7 @@ TABLE = (
         "with any scale: MXFP8 and MXFP4 have FP8_E8M0, NVFP4 has FP8_E4M3. The product is in the compute data type,\n"
         "FLOAT unless set, which holds that of an FP8 or FP4 element and a scale of one byte exactly, but for\n"
         "magnitudes below 2^-126 or above 2^127. A matmul of two such outputs is the block-scaled product.",
-        inputs=(Port("input"), Port("descale", scales=True)),
+        inputs=(Port("input"), Port("descale", scales="axis")),
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=_shapes,
         frozen=_frozen,

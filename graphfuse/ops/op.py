@@ -13,6 +13,9 @@ Shape = tuple[int, ...]
 Stride = tuple[int, ...]
 Attributes = Mapping[str, object]
 
+OFFSETS = ".ragged_offset"
+"""Behind the name of a port, that of the frozen node's input that has the ragged offsets of the tensor there."""
+
 
 class Cost(enum.Enum):
     """Cost of a pointwise op's scalar form."""
@@ -38,9 +41,14 @@ class Port:
     kept: bool = False  # an output of which some is written; the rest stays, and references get it by the port's name
     moved: bool = False  # an input whose values the output, of which there is one, has
     numbers: bool = False  # an input of row numbers
+    by_name: bool = False  # an input that is given by its name alone, as cuDNN has it
     declared: bool = False  # an input that is read as the type that its tensor declares, whatever the graph rounds
     given: bool = False  # an output whose tensor users give by the port's name, and that is made only then
-    scales: bool = False  # an element for each block along the axis that the frozen attribute "axis" names
+    # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
+    ragged: str = ""
+    scales: str = ""  # the frozen attribute that names the axis of blocks, of which this has an element each
+    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type".
+    types: tuple[data_type, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class Op:
     # (shape, attributes, strides by input port) -> the strides of an output of which users set none; None for those of
     # the first input of its shape, without gaps.
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
-    # By parameter the ports and attributes that a tuple given for it stands for, in each length; "" for what is unused.
+    # By parameter the ports and attributes that a tuple given for it stands for, in each form; "" for what is unused.
     tuples: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
@@ -112,6 +120,11 @@ class Op:
         return tuple(port.name for port in self.outputs if port.given)
 
     @cached_property
+    def by_name(self) -> tuple[str, ...]:
+        """The inputs that are given by their names alone."""
+        return tuple(port.name for port in self.inputs if port.by_name)
+
+    @cached_property
     def returned(self) -> tuple[Port, ...]:
         """The outputs whose tensors a node makes."""
         return tuple(port for port in self.outputs if not port.given)
@@ -126,9 +139,15 @@ class Op:
         return tuple(port.name for port in self.inputs if port.moved)
 
     @cached_property
+    def ragged(self) -> Mapping[str, str]:
+        """Flags that have to be set, by the ports whose batches then may begin at ragged offsets."""
+        return {port.name: port.ragged for port in (*self.inputs, *self.outputs) if port.ragged}
+
+    @cached_property
     def exact(self) -> tuple[str, ...]:
         """The inputs that are not read in the compute type."""
-        return tuple(port.name for port in self.inputs if port.moved or port.numbers)
+        offsets = (f"{port}{OFFSETS}" for port in self.ragged)
+        return (*(port.name for port in self.inputs if port.moved or port.numbers), *offsets)
 
     def rule(self, port: str) -> Rule | NoRule:
         """Rule that draws the gradient of an input port, or why there is none."""
@@ -142,9 +161,9 @@ class Op:
 @dataclass(frozen=True)
 class Spelling:
     """Another of cuDNN's names for a node of `op`. parameters: cuDNN's name -> the op's, of the ports and attributes
-    that it takes, all of which must be given."""
+    that it takes, all of which must be given; None where it takes what the op's own method does."""
 
     name: str
     doc: str
     op: str
-    parameters: tuple[tuple[str, str], ...]
+    parameters: tuple[tuple[str, str], ...] | None = None

@@ -122,10 +122,15 @@ def seen(t, x, a, q, columns: int) -> SeenScores:
     return SeenScores(inside, reached, tuple(mask for mask in shown if mask is not None))
 
 
-def scored(t, x, a) -> Scores:
-    q, shapes = x["q"], {port: tuple(value.shape) for port, value in x.items()}
+def gathered(t, x, a) -> list[object]:
+    """k and v, put together of their pages where they have some."""
+    shapes = {port: tuple(value.shape) for port, value in x.items()}
     sequences = zip(PAGED.items(), whole_sequences(shapes, a), strict=True)
-    k, v = (_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences)
+    return [_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences]
+
+
+def scored(t, x, a) -> Scores:
+    q, (k, v) = x["q"], gathered(t, x, a)
     shown = seen(t, x, a, q, k.shape[2])
     q = within(t, q, shown.rows)
     k, v = (within(t, s, shown.columns).repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))

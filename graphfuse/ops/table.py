@@ -20,8 +20,10 @@ from graphfuse.ops import (
     convolutions,
     dequantization,
     dropout,
+    grouped,
     losses,
     moves,
+    narrow_attention,
     norms,
     pointwise,
     products,
@@ -71,7 +73,7 @@ _TABLE = (
         "Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of\n"
         "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale].",
         inputs=(Port("input"),),
-        outputs=(Port("Y"), Port("scale", scales=True)),
+        outputs=(Port("Y"), Port("scale", scales="axis")),
         infer=shapes.quantized,
         stored=shapes.quantized_stored,
         frozen=shapes.quantized_frozen,
@@ -96,8 +98,10 @@ _TABLES = (
     losses.TABLE,
     dropout.TABLE,
     products.TABLE,
+    grouped.TABLE,
     convolutions.TABLE,
     attention.TABLE,
+    narrow_attention.TABLE,
     channels.TABLE,
     moves.TABLE,
     rotary.TABLE,
@@ -137,5 +141,7 @@ SPELLINGS: dict[str, Spelling] = {
             "relu_backward",
             (("loss", "loss"), ("input", "input"), ("negative_slope", "negative_slope")),
         ),
+        Spelling("scaled_dot_product_flash_attention", "An earlier name of sdpa.", "sdpa"),
+        Spelling("scaled_dot_product_flash_attention_backward", "An earlier name of sdpa_backward.", "sdpa_backward"),
     )
 }

@@ -145,6 +145,10 @@ def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Pl
         changed = dim and tuple(t.get_dim()) != dim
         copies[id(t)] = t.detached(dim, stride) if changed or t.current_uid in found else t.detached()
 
+    for copy in copies.values():
+        offsets = copy.get_ragged_offset()
+        copy.set_ragged_offset(offsets if offsets is None else copies.get(id(offsets), offsets))
+
     def copied(ports: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {port: copies[id(t)] for port, t in ports.items()}
 

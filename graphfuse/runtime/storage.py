@@ -6,6 +6,7 @@ from functools import cached_property
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import VariantPackError
+from graphfuse.base.ragged import ROWS
 from graphfuse.op_graph.ir import FrozenTensor
 
 Shape = tuple[int, ...]
@@ -43,6 +44,10 @@ def storage(tensor: FrozenTensor) -> Storage:
     whose pairs do not fill bytes."""
     if tensor.reordering is not tensor_reordering.NONE:
         return Storage((tensor.nbytes,), (1,), 1)
+    if tensor.ragged is not None:
+        # All that is known to be there whatever the offsets: the first row of each head.
+        dim = (1, *(1 if axis == ROWS else extent for axis, extent in enumerate(tensor.dim) if axis))
+        return Storage(dim, tensor.stride, tensor.dtype.bits // 8)
     if tensor.dtype is not data_type.FP4_E2M1:
         return Storage(tensor.dim, tensor.stride, tensor.dtype.bits // 8)
     axes = [a for a, (e, s) in enumerate(zip(tensor.dim, tensor.stride, strict=True)) if s == 1 and e > 1]

@@ -238,6 +238,8 @@ def _check(
             raise VariantPackTypeError(f"the data type given is {buffer.dtype.name}; accepted: {accepted}")
     if tensor.reordering is not tensor_reordering.NONE:
         _check_reordered(stored, buffer)
+    elif tensor.ragged is not None:
+        _check_ragged(tensor, buffer)
     elif tensor.dtype in _AS_BYTES and _is_flat(stored, buffer):
         pass
     elif roomy and buffer.dim is not None and _holds(buffer, stored):
@@ -284,6 +286,26 @@ def _check_reordered(stored: Storage, buffer: Buffer) -> None:
             f"the memory given has shape {list(buffer.dim)}, stride {list(buffer.stride)}; accepted for reordered "
             f"scales: dense memory of at least {stored.nbytes} bytes, whole tiles of 128 rows by 4 blocks"
         )
+
+
+def _check_ragged(tensor: FrozenTensor, buffer: Buffer) -> None:
+    """Memory without gaps of any size, or rows of all batches, or the tensor itself: offsets say what is used of it."""
+    _, heads, rows, columns = zip(tensor.dim, tensor.stride, strict=True)
+    forms = [tuple(zip(tensor.dim, tensor.stride, strict=True)), ((-1, rows[1]), heads, columns)]
+    if buffer.dim is not None and not buffer.dense and not any(_has(buffer, form) for form in forms):
+        raise VariantPackError(
+            f"the shape given is {list(buffer.dim)}, stride {list(buffer.stride)}; accepted for a ragged tensor: dense "
+            f"memory, {list(tensor.dim)} with stride {list(tensor.stride)}, or [rows of all batches, {heads[0]}, "
+            f"{columns[0]}] with stride {[rows[1], heads[1], columns[1]]}"
+        )
+
+
+def _has(buffer: Buffer, form: tuple[tuple[int, int], ...]) -> bool:
+    """True if a buffer has these extents, -1 for any, and strides."""
+    return len(buffer.dim) == len(form) and all(
+        extent in (given, -1) and (given <= 1 or step == stride)
+        for given, step, (extent, stride) in zip(buffer.dim, buffer.stride, form, strict=True)
+    )
 
 
 def _check_address(tensor: FrozenTensor, address: int) -> None:

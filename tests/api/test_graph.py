@@ -166,10 +166,11 @@ def test_methods_have_the_tables_signature():
         parameters = [name for name, p in found.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         trailing = TRAILING.get(op.name, ("compute_data_type", "name"))
         assert parameters[0] == "self" and parameters[-len(trailing) :] == list(trailing)
-        assert set(parameters[1 : -len(trailing)]) == {p.name for p in op.inputs} | {a.name for a in op.attributes}
+        placed = {p.name for p in op.inputs if not p.by_name} | {a.name for a in op.attributes}
+        assert set(parameters[1 : -len(trailing)]) == placed
         others = [(n, p.default) for n, p in found.items() if n not in parameters]
         refused = [(n, only) for n, only in op.not_offered if n not in trailing]
-        assert others == refused + [(n, None) for n in (*op.tuples, *op.given)]
+        assert others == refused + [(n, None) for n in (*op.tuples, *op.given, *op.by_name)]
         assert all(found[n].default == only for n, only in op.not_offered)
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
 
@@ -190,10 +191,31 @@ def test_other_spellings_are_nodes_of_their_op():
     for name, spelling in SPELLINGS.items():
         parameters = list(inspect.signature(getattr(graphfuse.pygraph, name)).parameters)
         trailing = TRAILING.get(name, ("compute_data_type", "name"))
-        assert parameters == ["self", *dict(spelling.parameters), *trailing]
+        if spelling.parameters is None:
+            assert parameters == list(inspect.signature(getattr(graphfuse.pygraph, spelling.op)).parameters)
+        else:
+            assert parameters == ["self", *dict(spelling.parameters), *trailing]
         assert name not in OPS and getattr(graphfuse.pygraph, name).__doc__ == spelling.doc
     with pytest.raises(GraphTypeError, match="leaky_relu: missing.*negative_slope.*accepted: input, negative_slope"):
         g.leaky_relu(x)
+
+
+def test_an_earlier_name_is_the_same_node():
+    """With all options of the op, and its own name in errors about arguments."""
+    keys = []
+    for name in ("sdpa", "scaled_dot_product_flash_attention"):
+        g = graphs.new()
+        q, k, v = (g.tensor([1, 2, 4, 8], name=name) for name in "qkv")
+        o, stats = getattr(g, name)(q, k, v, attn_scale=0.5, use_causal_mask=True, generate_stats=True, name="a")
+        o.set_output(), stats.set_output()
+        given = q, k, v, g.tensor([1, 2, 4, 8]), g.tensor([1, 2, 4, 8]), g.tensor([1, 2, 4, 1])
+        for t in getattr(g, f"{name}_backward")(*given, attn_scale=0.5, use_causal_mask=True, name="b"):
+            t.set_output()
+        g.validate()
+        keys.append(g.key())
+    assert keys[0] == keys[1] and [n.op.name for n in g.nodes] == ["sdpa", "sdpa_backward"]
+    with pytest.raises(GraphTypeError, match="scaled_dot_product_flash_attention: missing.*'v'"):
+        g.scaled_dot_product_flash_attention(q, k)
 
 
 def test_cudnn_names_are_there():

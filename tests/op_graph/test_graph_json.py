@@ -116,7 +116,7 @@ def written() -> dict:
 
 
 WRONG = {
-    "version": (lambda d: d.update(version=2), "version is 2; accepted: 1"),
+    "version": (lambda d: d.update(version=3), "version is 3; accepted: 1 or 2"),
     "no nodes": (lambda d: d.pop("nodes"), "the graph has no nodes"),
     "name": (lambda d: d.update(name=3), "name is 3; accepted: a text"),
     "rounding": (lambda d: d.update(intermediate_rounding="up"), "intermediate_rounding is 'up'; accepted: float32"),

@@ -204,8 +204,3 @@ def test_tensor_like_refuses(value):
 def test_tensor_scalar_refuses(value):
     with pytest.raises(GraphTypeError, match="tensor_scalar"):
         graphs.new().tensor_scalar(value)
-
-
-def test_unsupported_tensor_features_are_refused():
-    with pytest.raises(graphfuse.GraphNotSupportedError, match="'r'.*ragged_offset"):
-        graphs.new().tensor([4], name="r", ragged_offset=graphs.new().tensor([1]))

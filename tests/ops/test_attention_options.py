@@ -188,11 +188,31 @@ def test_dropout_of_a_key_drops_what_the_op_dropout_does():
     assert 0 < (kept == 0).double().mean() < 1
     g = graphs.new()
     seed, offset = (g.tensor_like(t, name=name) for name, t in key.items())
-    o = g.sdpa(**drawn(g, pack), attn_scale=SCALE, dropout=(0.4, seed, offset))[0].set_output().set_name("O")
-    out = torch.empty(B, H, ROWS, DV)
-    graphs.run(g, pack | key | {"O": out})
-    assert o.get_dim() == list(out.shape)
-    hold({"O": out}, attended.attention(*pack.values(), SCALE, kept=kept.double()))
+    dump = g.tensor(list(kept.shape), name="dump").set_output()
+    given = {"attn_scale": SCALE, "dropout": (0.4, seed, offset), "rng_dump": dump}
+    o = g.sdpa(**drawn(g, pack), **given)[0].set_output().set_name("O")
+    out, dumped = torch.empty(B, H, ROWS, DV), torch.empty_like(kept)
+    graphs.run(g, pack | key | {"O": out, "dump": dumped})
+    assert o.get_dim() == list(out.shape) and torch.equal(dumped, (kept != 0).float())
+    exact = attended.attention(*pack.values(), SCALE, kept=kept.double(), loss=values(B, H, ROWS, DV, seed=3))
+    hold({"O": out}, exact)
+    g, dumped = graphs.new(), torch.empty_like(kept)
+    pack |= {"o": exact["O"].float(), "dO": values(B, H, ROWS, DV, seed=3), "stats": exact["Stats"].float()}
+    seed, offset = (g.tensor_like(t, name=name) for name, t in key.items())
+    dump = g.tensor(list(kept.shape), name="dump").set_output()
+    given = {"attn_scale": SCALE, "dropout": (0.4, seed, offset), "rng_dump": dump}
+    g.sdpa_backward(**drawn(g, pack), **given)[2].set_output().set_name("dv")
+    made = torch.empty_like(pack["v"])
+    graphs.run(g, pack | key | {"dv": made, "dump": dumped})
+    hold({"dv": made}, exact)
+    assert torch.equal(dumped, (kept != 0).float())
+
+
+@pytest.mark.parametrize("asked", [{"unfuse_fma": True}, {"max_total_seq_len_q": 9}, {"max_total_seq_len_kv": 9}])
+def test_options_that_change_no_result(asked):
+    pack = inputs()
+    made = [forward(pack, options)["O"] for options in ({}, asked)]
+    assert torch.equal(*made)
 
 
 def test_stats_of_base_2():
@@ -257,6 +277,7 @@ WRONG = {
         {"dropout_probability": 0.5},
         r"dropout must be \(probability, seed, offset\)",
     ),
+    "rows of all": ({}, {"max_total_seq_len_q": 0}, "max_total_seq_len_q is 0; accepted: None and integers >= 1"),
     "half a mask": ({"dropout_mask": ONE}, {}, r"dropout must be .*got dropout_mask"),
     "seeds": (
         {"dropout_seed": (2, 1, 1, 1), "dropout_offset": ONE},
@@ -295,11 +316,20 @@ def test_what_backward_refuses(changed, named, message):
         g.validate()
 
 
-@pytest.mark.parametrize("given", [0.5, (0.5,), (1, 2, 3, 4)])
+@pytest.mark.parametrize("given", [0.5, (0.5,), (1, 2, 3, 4), ("a", 2, 3)])
 def test_what_dropout_may_be(given):
     g = graphs.new()
     with pytest.raises(GraphTypeError, match=r"sdpa: dropout must be \(dropout_probability, .*\) or \(dropout_mask"):
         g.sdpa(**tensors(g, q=(1, 1, 2, 8), k=(1, 1, 2, 8), v=(1, 1, 2, 8)), dropout=given)
+
+
+def test_a_dump_of_no_drawing():
+    g = graphs.new()
+    plain = tensors(g, q=(1, 1, 2, 8), k=(1, 1, 2, 8), v=(1, 1, 2, 8))
+    dump = g.tensor([1, 1, 2, 2]).set_output()
+    g.sdpa(**plain, rng_dump=dump, name="a")[0].set_output()
+    with pytest.raises(GraphValidationError, match=r"node 'a' \(sdpa\): rng_dump is given without dropout"):
+        g.validate()
 
 
 def test_a_number_is_no_tensor_for_an_output():

@@ -126,11 +126,14 @@ def test_arguments_of_tensor():
     g = graphfuse.pygraph()
     x = g.tensor([4], [1], graphfuse.data_type.HALF, False, False, None, graphfuse.tensor_reordering.NONE, "x", -1, 1)
     assert x.get_name() == "x"
-    assert g.tensor([4], None, graphfuse.data_type.HALF, alignment_value=1) in g.tensors
-    for argument, value in (("ragged_offset", x), ("ragged_offset_multiplier", 2), ("alignment_value", 8)):
-        with pytest.raises(GraphNotSupportedError, match=f"tensor 'y': {argument} is .*; instead: \\w"):
-            g.tensor([4], name="y", **{argument: value})
-    assert len(g.tensors) == 2
+    promised = g.tensor([4], None, graphfuse.data_type.HALF, alignment_value=8)
+    assert promised.set_alignment_value(16) is promised
+    for wrong in (0, 2.0, True):
+        with pytest.raises(graphfuse.GraphValidationError, match=f"alignment value must be .*got {wrong!r}"):
+            g.tensor([4], alignment_value=wrong)
+    ragged = g.tensor([4], ragged_offset=x, ragged_offset_multiplier=2)
+    assert (ragged.get_ragged_offset(), ragged.get_ragged_offset_multiplier()) == (x, 2)
+    assert len(g.tensors) == 3
 
 
 @pytest.mark.parametrize("name", sorted(TRAILING))

@@ -27,6 +27,13 @@ OPTIONS = {
         PADDED | {"use_causal_mask_bottom_right": True},
         {"lengths": LENGTHS, "bias": ADDED, "right": 0, "bottom_right": True},
     ),
+    "ragged": (SHORT, PADDED, {"lengths": LENGTHS}),
+    "ragged, starts, causal": (
+        STARTS,
+        PADDED | {"use_causal_mask_bottom_right": True},
+        {"lengths": LENGTHS, "right": 0, "bottom_right": True},
+    ),
+    "paged": (SHORT, PADDED, {"lengths": LENGTHS}),
     "tiles": (
         {"block_mask": torch.tensor([1, 0, 1, 1], dtype=torch.uint8).reshape(1, 4, 1, 1)},
         {},
@@ -34,8 +41,27 @@ OPTIONS = {
     ),
 }
 
-CASES = [(name, back) for name in OPTIONS for back in (False, True) if not (back and name == "tiles")]
-"""Options with whether it is of the gradients, which know no tiles."""
+CASES = [(name, back) for name in OPTIONS for back in (False, True) if not (back and name in ("tiles", "paged"))]
+"""Options with whether it is of the gradients, which know neither tiles nor pages."""
+
+_OF_KEYS = ("k", "v", "dK", "dV")
+_PAGE = 4
+
+
+def rows(port: str, padded: torch.Tensor) -> torch.Tensor:
+    """Rows of all sequences, one behind another, [rows, heads, columns]."""
+    return torch.cat([t[:, :end].transpose(0, 1) for t, end in zip(padded, LENGTHS[port in _OF_KEYS], strict=True)])
+
+
+def paged(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages in another order, and their numbers; what is behind the last sequence's end is no page."""
+    count = -(-t.shape[2] // _PAGE)
+    whole = F.pad(t, (0, 0, 0, count * _PAGE - t.shape[2]), value=float("nan"))
+    pages = whole.unflatten(2, (count, _PAGE)).transpose(1, 2).flatten(0, 1)
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(7))
+    table = order.argsort().reshape(2, 1, count, 1).int()
+    table[1, 0, -(-LENGTHS[1][1] // _PAGE) :] = -5
+    return pages[order], table
 
 
 def inputs(name: str, heads: int) -> tuple[dict, dict]:
@@ -60,8 +86,17 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
     """What `g` is bound to once it has the node, and its exact outputs."""
     extra, options, _ = OPTIONS[name]
     plain, exact = inputs(name, heads)
+    if name == "paged":
+        for n in ("k", "v"):
+            plain[n], table = paged(plain[n])
+            extra = extra | {f"paged_attention_{n}_table": table}
+        options = options | {"paged_attention_max_seq_len_kv": 13}
     pack = {n: t.to(device) for n, t in (extra | plain).items() if back or n not in ("o", "dO", "stats")}
     given = {n: g.tensor_like(t, name=n) for n, t in pack.items()}
+    if name.startswith("ragged"):
+        for n in given.keys() & plain.keys():
+            _at_offsets(g, given[n], n, pack)
+            pack[n] = rows(n, plain[n]).to(device)
     options = options | {"attn_scale": 0.25} | ({} if back else {"generate_stats": True})
     if of_bias:
         options["dBias"] = g.tensor_like(pack["bias"], name="dBias")
@@ -72,10 +107,25 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
         like = torch.empty_like(exact[port], dtype=torch.float32 if port == "Stats" else torch.bfloat16, device=device)
         t.set_output().set_name(port).set_data_type(like.dtype).set_dim(like.shape).set_stride(like.stride())
         pack[port] = like.fill_(float("nan"))
+        if name.startswith("ragged"):
+            _at_offsets(g, t, port, pack)
+            pack[port] = rows(port, pack[port])
     return pack, {port: exact[port] for port in made}
+
+
+def _at_offsets(g, t, port: str, pack: dict) -> None:
+    """Sets a tensor to rows of all sequences, and binds where they begin."""
+    _, heads, _, columns = t.get_dim()
+    name = f"{port}_at"
+    starts = F.pad(torch.tensor(LENGTHS[port in _OF_KEYS]).cumsum(0), (1, 0)).int()
+    pack[name] = starts.reshape(3, 1, 1, 1).to(pack[port].device)
+    offsets = g.tensor_like(pack[name], name=name)
+    t.set_stride([0, columns, heads * columns, 1])
+    t.set_ragged_offset(offsets).set_ragged_offset_multiplier(heads * columns)
 
 
 def hold(pack: dict, exact: dict) -> None:
     for port, wanted in exact.items():
         got = pack[port].cpu().double()
+        wanted = rows(port, wanted) if got.dim() == 3 else wanted
         torch.testing.assert_close(got, wanted, rtol=2e-2, atol=4e-2, msg=lambda m, p=port: f"{p}: {m}")

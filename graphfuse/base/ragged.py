@@ -1,0 +1,61 @@
+"""Where the elements of a ragged tensor lie: one whose batches begin at offsets of their own.
+
+Extents are [batch, heads, rows, columns]. A batch has as many rows as there is room for up to where the next begins,
+and as the extents say at most.
+"""
+
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+BATCH, HEADS, ROWS, COLUMNS = range(4)
+"""Axes."""
+
+
+def span(dim: Shape, stride: Shape) -> int:
+    """Elements from the first to one past the last, with all rows that there may be one behind another."""
+    dim = (1, dim[HEADS], dim[BATCH] * dim[ROWS], dim[COLUMNS])
+    return 0 if 0 in dim else 1 + sum((e - 1) * s for e, s in zip(dim[HEADS:], stride[HEADS:], strict=True))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of elements in memory. In place of a row that a batch does not have stands another that is there, so how
+    much is read and written does not depend on the offsets.
+
+    index: of each element taken, from the first of the memory. batch, row: what it is of. rows: of each batch.
+    """
+
+    index: object
+    batch: object
+    row: object
+    rows: object
+
+    def read(self, memory: object):
+        """The elements; of rows that a batch does not have, others."""
+        return memory[self.index]
+
+    def write(self, memory: object, values: object) -> None:
+        """Puts the rows that each batch has in place. Nothing else is written."""
+        if memory.device.type == "cpu" and not self.rows.any():
+            return
+        heads, columns = (range(values.shape[axis]) for axis in (HEADS, COLUMNS))
+        heads, columns = (self.index.new_tensor(along) for along in (heads, columns))
+        taken = values[self.batch, heads[:, None, None], self.row, columns]
+        memory[self.index] = taken.where(self.rows.amax() > 0, memory[self.index])
+
+
+def places(torch, dim: Shape, stride: Shape, offsets: object, multiplier: int) -> Places:
+    """offsets: where batches begin, and where the last ends, in units of `multiplier` elements."""
+    starts = offsets.reshape(-1, 1, 1, 1).long() * multiplier
+    rows = (starts.diff(dim=0) // stride[ROWS]).clamp(0, dim[ROWS])
+
+    def along(axis: int):
+        return torch.arange(dim[axis], device=starts.device).reshape([-1 if a == axis else 1 for a in range(4)])
+
+    batch = torch.where(rows > 0, along(BATCH), rows.argmax(dim=BATCH, keepdim=True))
+    last = rows[batch.flatten()] - 1
+    row = torch.minimum(along(ROWS), last.clamp(min=0))
+    within = row * stride[ROWS] + along(HEADS) * stride[HEADS] + along(COLUMNS) * stride[COLUMNS]
+    index = starts[batch.flatten()] + within
+    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), batch, row, rows)

@@ -1,0 +1,192 @@
+"""Options that all kinds of attention share: their ports and attributes, the shapes that go with them, and the one
+spelling of them that frozen nodes have."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import attention_implementation, diagonal_alignment
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.ops.scores import PAGED, TILE, whole_sequences
+
+
+def attended(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    given = q, k, v = tuple(shapes[port] for port in ("q", "k", "v"))
+    if any(len(s) != 4 for s in given):
+        raise GraphValidationError(
+            f"q, k and v must be [batch, heads, rows, columns], got {list(q)}, {list(k)} and {list(v)}"
+        )
+    k, v = whole_sequences(shapes, attributes)
+    if not q[0] == k[0] == v[0] or k[2] != v[2] or q[3] != k[3]:
+        raise GraphValidationError(
+            f"q, k and v must have one batch, k and v as many rows, q and k as many columns, "
+            f"got {list(q)}, {list(k)} and {list(v)}"
+        )
+    if not k[2]:
+        raise GraphValidationError(f"k {list(k)} has no rows to attend to; at least 1 is needed")
+    for port, s in (("k", k), ("v", v)):
+        if not s[1] or q[1] % s[1]:
+            raise GraphValidationError(f"{port} has {s[1]} heads, which must divide the {q[1]} of q")
+    batch, heads, rows, columns = scores = q[0], q[1], q[2], k[2]
+    for port in ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"):
+        if any(e != 1 for e in shapes.get(port, ())):
+            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
+    tiles = batch, heads, -(-rows // TILE), -(-columns // (8 * TILE))
+    lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
+    for port, extents, of in (
+        ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
+        ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
+        ("block_mask", tiles, f"[batch, heads of q, tiles of {TILE} rows of q, bytes of 8 tiles of rows of k]"),
+    ):
+        s = shapes.get(port, extents)
+        if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
+            raise GraphValidationError(f"{port} must have the extents of {of}, {list(extents)}, or 1, got {list(s)}")
+    for port, extents in (
+        ("seq_len_q", lengths),
+        ("seq_len_kv", lengths),
+        ("cu_seq_len_q", offsets),
+        ("cu_seq_len_kv", offsets),
+        ("sink_token", (1, heads, 1, 1)),
+    ):
+        if shapes.get(port, extents) != extents:
+            raise GraphValidationError(f"{port} must be {list(extents)}, got {list(shapes[port])}")
+    _check_lengths(shapes, attributes)
+    _check_dropout(shapes, attributes)
+    if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
+        raise GraphValidationError("use_alibi_mask needs a causal mask: diagonal_band_right_bound=0")
+    _band(attributes)
+    for name in ("max_total_seq_len_q", "max_total_seq_len_kv"):
+        if attributes[name] is not None and attributes[name] < 1:
+            raise GraphValidationError(f"{name} is {attributes[name]}; accepted: None and integers >= 1")
+    if "rng_dump" in wanted and attributes["dropout_probability"] is None:
+        raise GraphValidationError("rng_dump is given without dropout=(probability, seed, offset), which draws it")
+    stats = dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))
+    return {"O": (*q[:3], v[3]), **stats, "rng_dump": scores}
+
+
+def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
+    sides = [[p for p in (f"seq_len_{of}", f"cu_seq_len_{of}") if p in given] for of in ("q", "kv")]
+    for both in (side for side in sides if len(side) > 1):
+        raise GraphValidationError(f"{' and '.join(both)} are both given; give one")
+    named = [port for side in sides for port in side]
+    if attributes["use_padding_mask"] and not all(sides):
+        got = named[0] if named else "neither"
+        raise GraphValidationError(f"use_padding_mask needs seq_len_q and seq_len_kv, or cu_seq_len_*; got {got}")
+    if named and not attributes["use_padding_mask"]:
+        raise GraphValidationError(f"{named[0]} is given without use_padding_mask=True, and would not be read")
+    paged = [table for table in PAGED.values() if table in given]
+    if paged and not attributes["use_padding_mask"]:
+        raise GraphValidationError(f"{paged[0]} needs use_padding_mask=True, seq_len_q and seq_len_kv")
+
+
+def _check_dropout(given: Mapping[str, Shape], attributes: Attributes) -> None:
+    drawn = {port for port in ("dropout_seed", "dropout_offset") if port in given}
+    masked = {port for port in ("dropout_mask", "dropout_scale") if port in given}
+    probability = attributes["dropout_probability"]
+    if probability is not None and not 0 <= probability < 1:
+        raise GraphValidationError(f"dropout's probability is {probability}; accepted: 0 up to 1, without 1")
+    if drawn and masked or len(masked) == 1 or (len(drawn) < 2 if probability is not None else drawn):
+        parts = sorted(drawn | masked) + ["dropout_probability"] * (probability is not None)
+        raise GraphValidationError(
+            f"dropout must be (probability, seed, offset) or (mask, scale), got {', '.join(parts)}"
+        )
+
+
+def _band(attributes: Attributes) -> dict[str, object]:
+    """The diagonal and how far to each side of it rows attend; None for all the way."""
+    corners = {
+        "use_causal_mask": diagonal_alignment.TOP_LEFT,
+        "use_causal_mask_bottom_right": diagonal_alignment.BOTTOM_RIGHT,
+    }
+    flags = [name for name in corners if attributes[name]]
+    left, right = (f"diagonal_band_{side}_bound" for side in ("left", "right"))
+    pairs = [(flag, right) for flag in flags] + [("sliding_window_length", left)]
+    for old, new in pairs:
+        if attributes[old] is not None and attributes[new] is not None:
+            raise GraphValidationError(f"{old} and {new} are both given; {new} says all that {old} does")
+    if len(flags) > 1:
+        raise GraphValidationError(f"{' and '.join(flags)} are both given; give one")
+    lengths = {name: attributes[name] for name in ("sliding_window_length", left, right)}
+    for name, length in lengths.items():
+        least = 0 if name == right else 1
+        if length is not None and length < least:
+            raise GraphValidationError(f"{name} is {length}; accepted: None and integers >= {least}")
+    aligned = attributes["diagonal_alignment"]
+    if flags and aligned not in (diagonal_alignment.TOP_LEFT, corners[flags[0]]):
+        raise GraphValidationError(f"{flags[0]} and diagonal_alignment={aligned.name} contradict each other")
+    window = lengths["sliding_window_length"]
+    return {
+        "diagonal_alignment": corners[flags[0]] if flags else aligned,
+        left: lengths[left] if window is None else window,
+        right: 0 if flags else lengths[right],
+    }
+
+
+def makes_stats(attributes: Attributes) -> bool:
+    wanted, unwanted = attributes["generate_stats"], attributes["is_inference"]
+    return wanted if wanted is not None else unwanted is False
+
+
+def absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+    return frozenset() if makes_stats(attributes) else frozenset({"Stats"})
+
+
+_UNSAID = {
+    "use_alibi_mask": False,
+    "use_padding_mask": False,
+    "stats_use_log2": False,
+    "paged_attention_max_seq_len_kv": None,
+    "dropout_probability": None,
+    "implementation": attention_implementation.AUTO,
+    "use_deterministic_algorithm": False,
+    "unfuse_fma": False,
+}
+"""Attributes that frozen nodes have only where they ask for something."""
+
+
+def asked(attributes: Attributes) -> dict[str, object]:
+    """Attributes with one spelling of the mask, and of what else is asked for."""
+    found = {n: attributes[n] for n, default in _UNSAID.items() if attributes.get(n, default) != default}
+    return {**_band(attributes), **found}
+
+
+FLAG = {"types": (bool,), "default": False}
+CHOICE = {"types": (bool, type(None))}
+LENGTH = {"types": (int, type(None))}
+
+MASKS = (
+    Attribute("use_causal_mask", **FLAG),
+    Attribute("use_causal_mask_bottom_right", **FLAG),
+    Attribute("sliding_window_length", **LENGTH),
+    Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
+    Attribute("diagonal_band_left_bound", **LENGTH),
+    Attribute("diagonal_band_right_bound", **LENGTH),
+    Attribute("use_alibi_mask", **FLAG),
+    Attribute("use_padding_mask", **FLAG),
+    Attribute("dropout_probability", (float, int, type(None))),
+)
+
+sequences = partial(Port, ragged="use_padding_mask")
+
+PADDED = (
+    Port("seq_len_q", optional=True, numbers=True),
+    Port("seq_len_kv", optional=True, numbers=True),
+    Port("cu_seq_len_q", optional=True, numbers=True),
+    Port("cu_seq_len_kv", optional=True, numbers=True),
+)
+
+DROPPED = (
+    Port("dropout_seed", optional=True, numbers=True),
+    Port("dropout_offset", optional=True, numbers=True),
+    Port("dropout_mask", optional=True),
+    Port("dropout_scale", optional=True),
+)
+
+SINK = Port("sink_token", optional=True)
+
+DUMP = Port("rng_dump", given=True, dtype=data_type.FLOAT)
+
+DROPOUT = ("dropout_probability", "dropout_seed", "dropout_offset")
+
+TOTALS = tuple(Attribute(name, **LENGTH) for name in ("max_total_seq_len_q", "max_total_seq_len_kv"))

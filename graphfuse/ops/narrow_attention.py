@@ -1,0 +1,392 @@
+"""Attention of FP8, with a scale for each tensor or for each block of 32 elements, and its gradients."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from graphfuse.base import reordering, rounding
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import attention_implementation
+from graphfuse.base.errors import GraphValidationError
+from graphfuse.ops import layouts
+from graphfuse.ops.attention import (
+    NOT_OFFERED,
+    Narrowed,
+    gradients,
+    kept,
+    shapes_backward,
+    shapes_forward,
+    softmaxed,
+    statistics,
+)
+from graphfuse.ops.attention_options import (
+    CHOICE,
+    DROPOUT,
+    DROPPED,
+    DUMP,
+    FLAG,
+    LENGTH,
+    MASKS,
+    PADDED,
+    SINK,
+    TOTALS,
+    absent,
+    asked,
+    makes_stats,
+    sequences,
+)
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.pullback import NO_SECOND, NoRule
+from graphfuse.ops.scores import PAGED, scored
+
+BLOCK = 32
+"""Elements that a scale is of."""
+
+_NARROW = (data_type.FP8_E4M3, data_type.FP8_E5M2)
+_ONE = (1, 1, 1, 1)
+
+_NAMES = {
+    "sliding_window": "sliding_window_length",
+    "left_bound": "diagonal_band_left_bound",
+    "right_bound": "diagonal_band_right_bound",
+}
+"""Attributes that cuDNN has other names for than of sdpa's."""
+
+_FULL = {
+    **{a.name: a.default for a in MASKS},
+    **dict.fromkeys(("is_inference", "generate_stats", "paged_attention_max_seq_len_kv")),
+}
+
+
+def _full(attributes: Attributes) -> Attributes:
+    """Attributes as sdpa's."""
+    return _FULL | {_NAMES.get(name, name): value for name, value in attributes.items()}
+
+
+def _scaled(ports: tuple[str, ...], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes of the largest magnitudes. GraphValidationError for scales of more than one element."""
+    for port in ports:
+        if any(e != 1 for e in shapes[port]):
+            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
+    return {}
+
+
+def _largest(t, values):
+    """The largest magnitude, 0 of no elements."""
+    return values.abs().amax().reshape(_ONE) if values.numel() else values.new_zeros(_ONE)
+
+
+def _one(x, port: str):
+    return x[port].reshape(())
+
+
+def _rounded(t, x, a, scale: str, descale: str, of: str) -> Callable[[object], object]:
+    """Rounds to the type of a port, after one scale and before another."""
+
+    def rounded(values):
+        return rounding.round_to(t, values * _one(x, scale), a[f"{of}_type"]) * _one(x, descale)
+
+    return rounded
+
+
+def _descaled(x, ports: tuple[str, ...]) -> dict[str, object]:
+    return {**x, **{port: x[port] * _one(x, f"descale_{port}") for port in ports}}
+
+
+# A scale for each tensor
+
+_READ = ("q", "k", "v")
+_FORWARD_SCALES = (*(f"descale_{port}" for port in _READ), "descale_s", "scale_s", "scale_o")
+_BACKWARD_READ = (*_READ, "o", "dO")
+_GRADIENTS = ("dQ", "dK", "dV")
+_BACKWARD_SCALES = (
+    *(f"descale_{port}" for port in (*_BACKWARD_READ, "s", "dP")),
+    *(f"scale_{port}" for port in ("s", *_GRADIENTS, "dP")),
+)
+
+
+def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    _scaled(_FORWARD_SCALES, shapes)
+    return {**shapes_forward(shapes, _full(attributes), wanted), "Amax_S": _ONE, "Amax_O": _ONE}
+
+
+def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    full = _full(attributes)
+    return {**asked(full), "generate_stats": makes_stats(full)}
+
+
+def _fp8(t, x, a) -> dict[str, object]:
+    s = scored(t, _descaled(x, _READ), a)
+    soft = softmaxed(t, s)
+    p = kept(s, t.where(soft.nothing, 0.0, soft.powers / soft.total))
+    made = t.matmul(_rounded(t, x, a, "scale_s", "descale_s", "q")(p), s.v)
+    largest = {"Amax_S": _largest(t, p), "Amax_O": _largest(t, made)}
+    return {"O": made * _one(x, "scale_o"), **largest, **statistics(t, a, s, soft)}
+
+
+def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    _scaled(_BACKWARD_SCALES, shapes)
+    made = shapes_backward(shapes, _full(attributes), wanted)
+    return {**made, **dict.fromkeys((f"amax_{port}" for port in (*_GRADIENTS, "dP")), _ONE)}
+
+
+def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    return asked(_full(attributes))
+
+
+def _fp8_backward(t, x, a) -> dict[str, object]:
+    narrowed = Narrowed(
+        p=_rounded(t, x, a, "scale_s", "descale_s", "q"), ds=_rounded(t, x, a, "scale_dP", "descale_dP", "dO")
+    )
+    made = gradients(t, _descaled(x, _BACKWARD_READ), a, narrowed)
+    largest = {f"amax_{port}": _largest(t, made[port]) for port in _GRADIENTS} | {"amax_dP": _largest(t, made["dS"])}
+    return {**made, **largest, **{port: made[port] * _one(x, f"scale_{port}") for port in _GRADIENTS}}
+
+
+# A scale for each block
+
+_AXES = {"descale_q": 3, "descale_k": 3, "descale_v": 2}
+_AXES_BACKWARD = {
+    **{f"descale_{port}": 3 for port in ("q", "k", "v", "dO")},
+    **{f"descale_{port}_T": 2 for port in ("q", "k", "dO")},
+}
+"""Axis that blocks run along, by the port of scales."""
+
+
+def _check_blocks(axes: Mapping[str, int], shapes: Mapping[str, Shape]) -> None:
+    for port, axis in axes.items():
+        of = shapes[port.removeprefix("descale_")]
+        exact = tuple(-(-e // BLOCK) if a == axis else e for a, e in enumerate(of))
+        accepted = [list(exact)]
+        if len(of) == 4:
+            accepted.append(list(reordering.whole_tiles(exact, axis)))
+        if list(shapes[port]) not in accepted:
+            raise GraphValidationError(
+                f"{port} must be {' or '.join(map(str, accepted))}, an element for each {BLOCK} along axis {axis}, "
+                f"or so many that tiles of 128 x 4 are full; got {list(shapes[port])}"
+            )
+
+
+def _shapes_blocks(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    made = shapes_forward(shapes, _full(attributes), wanted)
+    _check_blocks(_AXES, shapes)
+    return {**made, "Amax_O": _ONE}
+
+
+def _shapes_blocks_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
+    for port, of in (("q_T", "q"), ("k_T", "k")):
+        if shapes[port] != shapes[of]:
+            raise GraphValidationError(f"{port} must be {list(shapes[of])}, as {of}, got {list(shapes[port])}")
+    made = shapes_backward(shapes, _full(attributes), wanted, "o_f16")
+    _check_blocks(_AXES_BACKWARD, shapes)
+    return {**made, **dict.fromkeys((f"amax_{port}" for port in _GRADIENTS), _ONE)}
+
+
+def _frozen_blocks(of: Callable[..., dict[str, object]], axes: Mapping[str, int], attributes, inputs, outputs):
+    """Frozen attributes, with the axes of blocks."""
+    return {**of(attributes, inputs, outputs), **{f"{port}_axis": axis for port, axis in axes.items()}}
+
+
+def _dequantized(x, axes: Mapping[str, int]) -> dict[str, object]:
+    made = dict(x)
+    for port, axis in axes.items():
+        of = port.removeprefix("descale_")
+        scale = x[port].repeat_interleave(BLOCK, axis)
+        for along, extent in enumerate(x[of].shape):  # beyond are scales that fill a tile
+            scale = scale.narrow(along, 0, extent)
+        made[of] = x[of] * scale
+    return made
+
+
+def _mxfp8(t, x, a) -> dict[str, object]:
+    s = scored(t, _dequantized(x, _AXES), a)
+    soft = softmaxed(t, s)
+    made = t.where(soft.nothing, 0.0, t.matmul(soft.powers, s.v) / soft.total)
+    return {"O": made, "Amax_O": _largest(t, made), **statistics(t, a, s, soft)}
+
+
+def _mxfp8_backward(t, x, a) -> dict[str, object]:
+    exact = _dequantized(x, _AXES_BACKWARD)
+    twins = {port: exact[f"{port}_T"] for port in ("q", "k", "dO")}
+    made = gradients(t, exact, a, Narrowed(twins=twins, inner={"o": x["o_f16"], "dO": x["dO_f16"]}))
+    return {**made, **{f"amax_{port}": _largest(t, made[port]) for port in _GRADIENTS}}
+
+
+# The table
+
+_narrow = partial(sequences, types=_NARROW, declared=True)
+_amax = partial(Port, dtype=data_type.FLOAT)
+_scales = partial(Port, types=(data_type.FP8_E8M0,), declared=True)
+
+_BACK = {name: other for other, name in _NAMES.items()}
+_BANDS = {"use_causal_mask", "use_causal_mask_bottom_right", "diagonal_alignment", *_BACK, "use_padding_mask"}
+
+
+def _renamed(*left_out: str) -> tuple[Attribute, ...]:
+    return tuple(replace(a, name=_BACK.get(a.name, a.name)) for a in MASKS if a.name not in left_out)
+
+
+_BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
+_BACKWARD_TUPLES = {"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))}
+_BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
+
+TABLE = (
+    Op(
+        "sdpa_fp8",
+        "sdpa of FP8_E4M3 or FP8_E5M2, with a scale for each tensor, a tensor of one element each: q, k and v are\n"
+        "read times descale_q, descale_k and descale_v. P, what softmax and dropout leave, is rounded to q's type\n"
+        "as P * scale_s, and multiplied with v as that times descale_s. O is the product times scale_o. Returns [O,\n"
+        "Stats, Amax_S, Amax_O]; the last two are the largest magnitudes of P and of O before its scale, FLOAT, one\n"
+        "element each. sliding_window, left_bound and right_bound are sdpa's sliding_window_length,\n"
+        "diagonal_band_left_bound and diagonal_band_right_bound; all other options are sdpa's. Values beyond FP8's\n"
+        "largest saturate.",
+        inputs=(
+            *(_narrow(port) for port in _READ),
+            *(Port(port) for port in _FORWARD_SCALES),
+            Port("attn_scale", optional=True),
+            Port("bias", optional=True),
+            *PADDED,
+            *DROPPED,
+            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
+            SINK,
+        ),
+        outputs=(
+            sequences("O"),
+            sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            *(_amax(port) for port in ("Amax_S", "Amax_O")),
+            sequences("score_max", given=True, dtype=data_type.FLOAT),
+            sequences("score_sum_exp", given=True, dtype=data_type.FLOAT),
+            DUMP,
+        ),
+        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"))},
+        infer=_shapes,
+        strides=layouts.row_major,
+        absent=absent,
+        frozen=_frozen,
+        reference=_fp8,
+        attributes=(
+            Attribute("is_inference", **CHOICE),
+            Attribute("generate_stats", **CHOICE),
+            *_renamed(),
+            Attribute("paged_attention_max_seq_len_kv", **LENGTH),
+            Attribute("stats_use_log2", **FLAG),
+            Attribute("unfuse_fma", **FLAG),
+            *TOTALS,
+            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+        ),
+        order="give what stands behind scale_o by name",
+        not_offered=(("fn", None), ("sf_o", None), *NOT_OFFERED),
+        vjp=_NO_VJP,
+        recomputed=False,
+    ),
+    Op(
+        "sdpa_fp8_backward",
+        "Gradients of sdpa_fp8's q, k and v from that of its O, with its options. q, k, v, o and dO, all FP8, are\n"
+        "read times their descales. P is rounded to q's type as P * scale_s and read times descale_s; the gradient\n"
+        "of the scores, times attn_scale, to dO's type as it times scale_dP, and read times descale_dP. Returns\n"
+        "[dQ, dK, dV, amax_dQ, amax_dK, amax_dV, amax_dP]: gradients times scale_dQ, scale_dK and scale_dV, and the\n"
+        "largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as of\n"
+        "sdpa_backward.",
+        inputs=(
+            *(_narrow(port) for port in _BACKWARD_READ),
+            sequences("stats"),
+            *(Port(port) for port in _BACKWARD_SCALES),
+            Port("attn_scale", optional=True),
+            *PADDED[:2],
+            *DROPPED,
+            SINK,
+        ),
+        outputs=(
+            *(sequences(port) for port in _GRADIENTS),
+            *(_amax(f"amax_{port}") for port in (*_GRADIENTS, "dP")),
+            Port("dSink_token", given=True),
+        ),
+        tuples=_BACKWARD_TUPLES,
+        infer=_shapes_backward,
+        frozen=_frozen_backward,
+        reference=_fp8_backward,
+        attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
+        order="give what stands behind scale_dP by name",
+        vjp=NO_SECOND,
+        recomputed=False,
+    ),
+    Op(
+        "sdpa_mxfp8",
+        "sdpa of MXFP8: q, k and v are FP8_E4M3 or FP8_E5M2, with a scale, FP8_E8M0, for each block of 32 elements,\n"
+        "along columns in descale_q and descale_k, along rows in descale_v. These have the extents of what they are\n"
+        "scales of, divided by 32 along that axis, rounded up, and may be reordered as F8_128x4, then also with the\n"
+        "extents of whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied\n"
+        "exactly; what softmax makes is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of\n"
+        "O, FLOAT, one element. Options are sdpa's.",
+        inputs=(
+            *(_narrow(port) for port in _READ),
+            *(_scales(port, scales=f"{port}_axis") for port in _AXES),
+            Port("attn_scale", optional=True),
+            *PADDED,
+            SINK,
+        ),
+        outputs=(
+            sequences("O"),
+            sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            _amax("Amax_O"),
+        ),
+        infer=_shapes_blocks,
+        strides=layouts.row_major,
+        absent=lambda attributes, inputs: absent(_full(attributes), inputs),
+        frozen=partial(_frozen_blocks, _frozen, _AXES),
+        reference=_mxfp8,
+        attributes=(
+            Attribute("generate_stats", **CHOICE),
+            *_BLOCK_MASKS,
+            Attribute("unfuse_fma", **FLAG),
+            *TOTALS,
+            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+        ),
+        order="give what stands behind descale_v by name",
+        not_offered=(
+            *((table, None) for table in PAGED.values()),
+            ("paged_attention_max_seq_len_kv", None),
+            ("sf_o", None),
+            ("scale_o", None),
+            *NOT_OFFERED,
+        ),
+        vjp=_NO_VJP,
+        recomputed=False,
+    ),
+    Op(
+        "sdpa_mxfp8_backward",
+        "Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. What is multiplied along\n"
+        "columns has scales along columns: q, k, v and dO; what is multiplied along rows along rows: q_T, k_T and\n"
+        "dO_T, which have the same extents. o_f16 and dO_f16 are what the sum of their products is of. Scales as of\n"
+        "sdpa_mxfp8. Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one\n"
+        "element each. stats: of base e. Nothing is rounded but the results. dSink_token as of sdpa_backward.",
+        inputs=(
+            *(_narrow(port) for port in ("q", "q_T", "k", "k_T", "v")),
+            *(sequences(port) for port in ("o_f16", "dO_f16")),
+            *(_narrow(port) for port in ("dO", "dO_T")),
+            sequences("stats"),
+            *(
+                _scales(f"descale_{port}", scales=f"descale_{port}_axis")
+                for port in ("q", "q_T", "k", "k_T", "v", "dO", "dO_T")
+            ),
+            Port("attn_scale", optional=True),
+            *PADDED[:2],
+            *DROPPED,
+            SINK,
+        ),
+        outputs=(
+            *(sequences(port) for port in _GRADIENTS),
+            *(_amax(f"amax_{port}") for port in _GRADIENTS),
+            Port("dSink_token", given=True),
+        ),
+        tuples=_BACKWARD_TUPLES,
+        infer=_shapes_blocks_backward,
+        frozen=partial(_frozen_blocks, _frozen_backward, _AXES_BACKWARD),
+        reference=_mxfp8_backward,
+        attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
+        order="give what stands behind descale_dO_T by name",
+        vjp=NO_SECOND,
+        recomputed=False,
+    ),
+)
