@@ -109,7 +109,7 @@ class DeferredSum(torch.Tensor):
         return func(*args, **kwargs)
 
     def __repr__(self, **options: object) -> str:
-        """Of a sum that is not made it has no values: ranks print alone, and would wait for the others."""
+        """Text without values where the sum is not made: ranks print alone, and would wait for the others."""
         if self.part is None:
             return repr(self.made())
         about = f"{tuple(self.shape)}, {self.dtype}, {self.device}"
