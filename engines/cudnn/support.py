@@ -69,8 +69,6 @@ def _untold(t: FrozenTensor) -> str | None:
         return "has no elements"
     if t.reordering is not tensor_reordering.NONE:
         return f"is reordered as {t.reordering.name}"
-    if t.ragged is not None:
-        return "has batches at ragged offsets"
     if t.dtype is data_type.FP4_E2M1:
         return "packs two elements a byte"
     if t.by_value and t.dtype not in BY_VALUE:

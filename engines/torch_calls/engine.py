@@ -43,7 +43,9 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
     name: ClassVar[str] = "torch"
     facts: ClassVar[type] = ProductFacts
     modes: ClassVar[frozenset[heur_mode]] = frozenset({heur_mode.A, heur_mode.B, heur_mode.FALLBACK})
-    serves: ClassVar[Served] = Served(frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True)
+    serves: ClassVar[Served] = Served(
+        frozenset({data_type.FLOAT}), rounding=True, layouts=True, by_value=True, ragged=True
+    )
 
     def why_not(self, facts: ProductFacts, device: Device) -> No | None:
         if device.kind != "cuda":

@@ -7,8 +7,9 @@
     PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
 
 Names and the order of nodes do not matter. The operands of a commutative op may be swapped. An attribute that the
-template leaves out matches any value. An input port that it leaves out must be absent. A tensor inside a match must be
-virtual and read only inside the match, unless the template returns it under a name.
+template leaves out matches any value. An input port that it leaves out must be absent, but for ragged offsets, which
+are inputs of the match where tensors have them. A tensor inside a match must be virtual and read only inside the match,
+unless the template returns it under a name.
 
 A pattern that grows also takes nodes around its template. `grow` chooses them, and the facts then describe every output
 of the subgraph. `convex` helps to choose nodes that can run as one.
@@ -258,7 +259,7 @@ def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _
     wanted = list(template.inputs.items())
     for ports in _port_orders(node, [port for port, _ in wanted]):
         actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
-        extra = {port for port, _ in node.inputs} - set(ports)
+        extra = {port for port, _ in node.inputs} - set(ports) - node.op.offsets
         if not extra:
             yield from _match_inputs(graph, actual, start)
 

@@ -20,12 +20,14 @@ class Served:
     happens to outputs, to operands of products, and with intermediate_rounding "declared".
     layouts: whether tensors in memory may have any strides or order. Otherwise they are row-major without gaps.
     by_value: whether its inputs may be numbers: constants of the graph, or given to execute.
+    ragged: whether batches of a tensor may begin at ragged offsets. The tensor of these is an input of the node.
     """
 
     compute: frozenset[data_type] = frozenset({data_type.FLOAT})
     rounding: bool = False
     layouts: bool = False
     by_value: bool = False
+    ragged: bool = False
 
     def why_not(self, subgraph: Subgraph) -> str | None:
         """The first thing about these nodes that is not declared, None if there is none."""
@@ -54,15 +56,22 @@ class Served:
         for t in () if self.by_value else subgraph.inputs:
             if tensors[t].by_value or tensors[t].value is not None:
                 yield "by_value", f"{tensors[t]} is passed by value; accepted: tensors in memory"
+        for t in () if self.ragged else (*subgraph.inputs, *subgraph.outputs):
+            if tensors[t].ragged is not None:
+                yield "ragged", f"{tensors[t]} has batches at ragged offsets; accepted: where stride says"
 
 
 EVERYTHING = Served(
-    frozenset({data_type.FLOAT, data_type.DOUBLE, data_type.INT32}), rounding=True, layouts=True, by_value=True
+    frozenset({data_type.FLOAT, data_type.DOUBLE, data_type.INT32}),
+    rounding=True,
+    layouts=True,
+    by_value=True,
+    ragged=True,
 )
 
 
 def _row_major(tensor: FrozenTensor) -> bool:
-    if tensor.reordering is not tensor_reordering.NONE or tensor.ragged is not None:
+    if tensor.reordering is not tensor_reordering.NONE:
         return False
     along = zip(tensor.dim, tensor.stride, packed_stride(tensor.dim), strict=True)
     return 0 in tensor.dim or all(extent == 1 or stride == packed for extent, stride, packed in along)

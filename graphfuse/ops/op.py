@@ -144,10 +144,14 @@ class Op:
         return {port.name: port.ragged for port in (*self.inputs, *self.outputs) if port.ragged}
 
     @cached_property
+    def offsets(self) -> frozenset[str]:
+        """Input ports of ragged offsets, of nodes whose tensors have them."""
+        return frozenset(f"{port}{OFFSETS}" for port in self.ragged)
+
+    @cached_property
     def exact(self) -> tuple[str, ...]:
         """The inputs that are not read in the compute type."""
-        offsets = (f"{port}{OFFSETS}" for port in self.ragged)
-        return (*(port.name for port in self.inputs if port.moved or port.numbers), *offsets)
+        return (*(port.name for port in self.inputs if port.moved or port.numbers), *self.offsets)
 
     def rule(self, port: str) -> Rule | NoRule:
         """Rule that draws the gradient of an input port, or why there is none."""

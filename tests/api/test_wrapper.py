@@ -145,8 +145,8 @@ def test_wrong_calls():
             graph.explain()
         with pytest.raises(GraphStateError, match="Graph has no build_plans"):
             graph.build_plans()
-        with pytest.raises(NotOfferedError, match="moe_grouped_matmul"):
-            graph.moe_grouped_matmul()
+        with pytest.raises(NotOfferedError, match="mamba2"):
+            graph.mamba2()
         with pytest.raises(AttributeError, match="no attribute 'swich'"):
             graph.swich(x)
     with pytest.raises(GraphStateError, match=r"set_io_tuples\(\) first"):

@@ -11,7 +11,7 @@ from graphfuse.contract.served import EVERYTHING, Served
 from graphfuse.op_graph.freeze import COMPUTE_TYPES
 from graphfuse.op_graph.ir import Subgraph
 from graphfuse.op_graph.lower import lower
-from support import graphs, toys
+from support import attention_options, graphs, toys
 
 BF16, DOUBLE, FLOAT = data_type.BFLOAT16, data_type.DOUBLE, data_type.FLOAT
 
@@ -88,6 +88,15 @@ def test_reordered_memory_is_another_layout():
     assert "'scale'" in Served().why_not(subgraph) and Served(layouts=True).why_not(subgraph) is None
 
 
+def test_ragged_offsets():
+    g = graphs.new()
+    attention_options.drawn(g, "ragged", 4, back=False)
+    declared = {"rounding": True, "layouts": True, "by_value": True}
+    why = Served(**declared).why_not(whole(g))
+    assert re.search("'q' .*has batches at ragged offsets; accepted: where stride says .*`serves.ragged`", why)
+    assert Served(**declared, ragged=True).why_not(whole(g)) is None
+
+
 def test_what_a_type_holds_that_nobody_inside_reads_is_no_rounding():
     g = graphs.new(intermediate_data_type=BF16, intermediate_rounding="declared")
     g.relu(row_major(g)).set_output().set_data_type(BF16)
@@ -99,7 +108,8 @@ def test_first_party_engines_declare_all_they_do():
     assert [e.name for e in engines.ALL] == ["rows", "cudnn", "torch", "reference"]
     assert reference.serves == EVERYTHING and EVERYTHING.compute == set(COMPUTE_TYPES)
     for engine in (rows, *libraries):
-        assert engine.serves == Served(frozenset({FLOAT}), rounding=True, layouts=True, by_value=True)
+        ragged = engine.name == "torch"
+        assert engine.serves == Served(frozenset({FLOAT}), rounding=True, layouts=True, by_value=True, ragged=ragged)
 
 
 class Narrow(toys.HostSolo):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse import DeviceError, GraphNotSupportedError, convolution_mode, diagonal_alignment, heur_mode
+from graphfuse import DeviceError, GraphNotSupportedError, convolution_mode, diagonal_alignment, heur_mode, pygraph
 from graphfuse.base.device import CPU, for_arch
 from graphfuse.contract.engine import NoKnobs
 from graphfuse.engines.torch_calls import TorchEngine, settings
@@ -333,6 +333,15 @@ def test_attention_and_its_gradients_of_all_options(name, back, heads):
     case.pack["out"] = None
     case.run()
     attention_options.hold(case.pack, exact)
+
+
+@pytest.mark.parametrize(("name", "back"), attention_options.CASES)
+def test_plans_for_a_gpu_take_attention_of_all_options(name, back):
+    g = pygraph(io_data_type=BF16, intermediate_data_type=FLOAT, compute_data_type=FLOAT, sm_version=90)
+    attention_options.drawn(g, name, 4, back)
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    assert [part.engine.name for part in g._planner.at(0).parts] == ["torch"]
 
 
 @pytest.mark.parametrize(

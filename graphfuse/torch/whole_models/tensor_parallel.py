@@ -99,8 +99,8 @@ class DeferredSum(torch.Tensor):
             return made
         if func in _ASKED_OF_NO_VALUES:
             of, *others = args
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(of if of._total is None else of._total, *others, **(kwargs or {}))
+            asked = of if of._total is None else of._total
+            return super().__torch_function__(func, types, (asked, *others), kwargs)
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
