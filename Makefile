@@ -5,7 +5,7 @@
 # make check      ruff and mypy
 # make stub       graphfuse/op_graph/op_methods.pyi, the types of op methods, from the op table
 # make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits
-# make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json
+# make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json, which names those that failed
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
 # make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
 # make bench-docs the tables and plots of the docs, from the records (no GPU)

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from graphfuse.runtime.record import CHECKOUT, DISTRIBUTIONS, environment, gpu_needed, no_gpu, version
 
-__all__ = ["CHECKOUT", "DISTRIBUTIONS", "environment", "gpu_needed", "no_gpu", "path", "version", "write"]
+__all__ = ["CHECKOUT", "DISTRIBUTIONS", "environment", "gpu_needed", "no_gpu", "of_tests", "path", "version", "write"]
 
 
 def path(folder: Path, kind: str, about: dict[str, object]) -> Path:
     """Where the record of this kind and of the device of `about` (an `environment`) is."""
     return folder / f"{kind}-{str(about['device']).lower().replace(' ', '-')}.json"
+
+
+def of_tests(about: dict[str, object]) -> str:
+    """Kind of a record of the GPU lane. Where there are several GPUs it has tests more."""
+    return "gpu-tests" if about["devices"] < 2 else f"gpu-tests-of-{about['devices']}"
 
 
 def write(folder: Path, kind: str, about: dict[str, object], content: dict[str, object]) -> Path:

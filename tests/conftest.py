@@ -31,7 +31,11 @@ hypothesis.settings.load_profile("graphfuse")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record", metavar="FOLDER", help="write gpu-tests-DEVICE.json about this run into FOLDER")
+    parser.addoption(
+        "--record",
+        metavar="FOLDER",
+        help="write gpu-tests-DEVICE.json (of several GPUs: gpu-tests-of-N-DEVICE.json) about this run into FOLDER",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before groups are read
@@ -120,10 +124,15 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         terminalreporter.write_line(f"note: {text}", yellow=True)
     if not config.getoption("--record"):
         return
-    counts = {k: len(terminalreporter.stats.get(k, ())) for k in ("passed", "failed", "error", "skipped")}
-    seconds = round(time.time() - config._graphfuse_start, 1)
-    content = {"counts": counts, "seconds": seconds, "exit_status": int(exitstatus)}
-    path = record.write(Path(config.getoption("--record")), "gpu-tests", record.environment(ROOT), content)
+    of = {k: terminalreporter.stats.get(k, ()) for k in ("passed", "failed", "error", "skipped")}
+    content = {
+        "counts": {k: len(reports) for k, reports in of.items()},
+        "failed": sorted({r.nodeid for r in (*of["failed"], *of["error"])}),
+        "seconds": round(time.time() - config._graphfuse_start, 1),
+        "exit_status": int(exitstatus),
+    }
+    about = record.environment(ROOT)
+    path = record.write(Path(config.getoption("--record")), record.of_tests(about), about, content)
     terminalreporter.write_line(f"record: {path}")
 
 

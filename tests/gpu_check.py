@@ -73,7 +73,7 @@ def run_tests(folder: Path, about: dict[str, object]) -> dict[str, object]:
     code = subprocess.run(command, cwd=ROOT).returncode
     if code not in (0, 1):  # pytest did not get as far as its record
         return {"exit_status": code, "counts": {}}
-    left = json.loads(record.path(folder, "gpu-tests", about).read_text())
+    left = json.loads(record.path(folder, record.of_tests(about), about).read_text())
     return {"exit_status": code, "counts": left["counts"], "seconds": left["seconds"]}
 
 
