@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphfuse.benchmarks.programs.model_blocks import DiTBlock
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.whole_models import stretch
+from graphfuse.torch.whole_models.layer import side_by_side
 from support import video_transformers as video
 
 pytestmark = pytest.mark.torch
@@ -149,6 +150,18 @@ def test_queries_and_keys_are_normalized_and_rotated_in_one_kernel_each(wan):
         with torch.no_grad():
             assert torch.equal(module(*args), before)
     assert [ways for ways in chosen() if ways] == [[(ROTATED, ROTATED)]]  # those of texts have no rotation
+
+
+@pytest.mark.parametrize(
+    ("columns", "even", "odd"),
+    [(6, (2, 3), (2, 3)), (7, (2, 4), (2, 3)), (6, (1, 3), (2, 1)), (6, (), (2, 3)), (6, None, (2, 3))],
+    ids=["halves", "odd", "broadcast", "one", "number"],
+)
+def test_columns_are_written_as_by_index(columns, even, odd):
+    like, parts = torch.randn(2, columns).bfloat16(), [2.5 if e is None else torch.randn(e) for e in (even, odd)]
+    wanted = torch.empty_like(like)
+    wanted[..., 0::2], wanted[..., 1::2] = parts
+    assert torch.equal(side_by_side(*parts, like), wanted)
 
 
 def test_another_call_of_attention_is_the_classs(wan):

@@ -204,8 +204,14 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
 
 
 def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Columns of even and of odd numbers in one tensor, of the type of another."""
-    return torch.stack((even, odd), dim=-1).flatten(-2).type_as(like)
+    """Columns of even and of odd numbers in one tensor, like another."""
+    *rows, columns = like.shape
+    half = (*rows, columns // 2)
+    if all(isinstance(part, torch.Tensor) and tuple(part.shape) == half for part in (even, odd)) and columns % 2 == 0:
+        return torch.stack((even, odd), dim=-1).flatten(-2).type_as(like)
+    made = torch.empty_like(like)
+    made[..., 0::2], made[..., 1::2] = even, odd
+    return made
 
 
 def number_of_pairs(index: object) -> int | None:
