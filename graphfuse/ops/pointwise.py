@@ -113,7 +113,7 @@ def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = 
     )
 
 
-def _logical(name: str, doc: str, inputs: str, form: str, reference, aten: str) -> Op:
+def _logical(name: str, doc: str, inputs: str, form: str, reference, *aten: str) -> Op:
     return _pointwise(
         name,
         f"1 where {doc}, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0.",
@@ -124,7 +124,7 @@ def _logical(name: str, doc: str, inputs: str, form: str, reference, aten: str) 
         commutative=len(inputs.split()) == 2,
         integers=True,
         vjp=JUMPS,
-        aten=(aten,),
+        aten=aten,
     )
 
 
@@ -226,7 +226,7 @@ TABLE = (
         "What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0.",
         "input0 input1",
         "fmodf({input0}, {input1})",
-        lambda t, a, b: t.fmod(a, b),
+        references.remainder,
         vjp={"input0": passed, "input1": lambda p: p.graph.neg(p.graph.mul(p.grad, _whole(p)))},
         aten=("fmod.Tensor self:input0 other:input1", "fmod.Scalar self:input0 other:input1"),
     ),
@@ -610,6 +610,7 @@ TABLE = (
         "{a} != 0.0f && {b} != 0.0f",
         lambda t, a, b: t.logical_and(a, b).to(a.dtype),
         "logical_and.default self:a other:b",
+        "bitwise_and.Tensor self:a other:b",
     ),
     _logical(
         "logical_or",
@@ -618,6 +619,7 @@ TABLE = (
         "{a} != 0.0f || {b} != 0.0f",
         lambda t, a, b: t.logical_or(a, b).to(a.dtype),
         "logical_or.default self:a other:b",
+        "bitwise_or.Tensor self:a other:b",
     ),
     _logical(
         "logical_not",
@@ -626,6 +628,7 @@ TABLE = (
         "{input} == 0.0f",
         lambda t, x: t.logical_not(x).to(x.dtype),
         "logical_not.default self:input",
+        "bitwise_not.default self:input",
     ),
     _pointwise(
         "binary_select",

@@ -63,9 +63,17 @@ def smaller(t, a, b):
 
 
 def power(t, a, b):
-    # torch's own, on the CPU, has other last bits in vectors. None are made of every second element.
+    return _element_by_element(t, t.pow, a, b)  # in vectors it has other last bits
+
+
+def remainder(t, a, b):
+    return _element_by_element(t, t.fmod, a, b)  # in vectors it is NaN where a is too many times b
+
+
+def _element_by_element(t, function, a, b):
+    # As C's own function computes it: on the CPU torch makes no vectors of every second element.
     pairs = t.stack(t.broadcast_tensors(a, b), -1)
-    return t.pow(pairs[..., 0], pairs[..., 1])
+    return function(pairs[..., 0], pairs[..., 1])
 
 
 GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)

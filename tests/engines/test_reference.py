@@ -299,6 +299,30 @@ def test_max_and_min_order_zeros_and_pass_nan():
     assert [str(v) for v in smaller.tolist()] == ["-0.0", "-0.0", "0.0", "-0.0", "nan", "nan", "3.0", "-2.0"]
 
 
+DIVISORS = (1e-40, -1e-40, 1e-45, 1e-38, 6e-8, 3.0, -0.7, 1e38, math.inf, -math.inf, 0.0, -0.0, math.nan)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("dtype", [FLOAT, BF16, HALF], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_mod_is_exact(device, dtype):
+    """By divisors that rows have too many multiples of, too, where torch's vectors make NaN."""
+    types = {FLOAT: torch.float32, BF16: torch.bfloat16, HALF: torch.float16}
+    values = torch.tensor([1.0, -7.5, 1e-40, 1e-45, 65504.0, 1e38, 1e10, 0.0, -0.0, math.inf, math.nan] * 3)
+    x = values.expand(len(DIVISORS), -1).to(types[dtype]).contiguous()
+    by = torch.tensor(DIVISORS)[:, None].to(types[dtype])
+    g = graphs.new(device=device, io_data_type=dtype)
+    given, divisor = g.tensor(x.shape, name="x"), g.tensor(by.shape, name="by")
+    g.mod(given, divisor).set_output().set_name("left")
+    g.reduction(given, reduction_mode.MAX).set_dim(by.shape).set_output().set_name("most")
+    left = torch.empty_like(x)
+    mode = heur_mode.FALLBACK if device == "cpu" else heur_mode.OPENSOURCE
+    graphs.run(g, {"x": x, "by": by, "left": left, "most": torch.empty(by.shape)}, [mode])
+    want = oracle.POINTWISE["mod"](x, by).to(x.dtype)
+    torch.testing.assert_close(left, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(left.signbit() | left.isnan(), want.signbit() | want.isnan())
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_rmsnorm_without_a_scale_is_over_the_last_axis(bias):
     g = graphs.new()

@@ -18,12 +18,19 @@ FUNCTIONS = {
     "elu": lambda y: F.elu(y, 0.5),
     "softplus": lambda y: F.softplus(y, 2.0),
     "mod": lambda y: torch.fmod(y, 0.7),
+    "mod of a negative number": lambda y: y % -0.7,
+    "mod of tensors": lambda y: y % (0.5 - y),
+    "mod by a tensor of a number": lambda y: torch.remainder(2, y),
     "pow": lambda y: torch.pow(y.abs(), 1.7),
     "pow of a number": lambda y: 1.7**y,
     "pow of tensors": lambda y: torch.pow(y.abs(), y),
     "logical_and": lambda y: torch.where(torch.logical_and(y > 0, y < 1), y, 0.0),
     "logical_or": lambda y: torch.where(torch.logical_or(y < 0, y > 1), y, 0.0),
     "logical_not": lambda y: torch.where(torch.logical_not(y > 0), y, 0.0),
+    "logical_and of masks": lambda y: torch.where((y > 0) & (y < 1), y, 0.0),
+    "logical_or of masks": lambda y: torch.where((y < 0) | (y > 1), y, 0.0),
+    "logical_not of a mask": lambda y: torch.where(~(y > 0), y, 0.0),
+    "cmp_neq of masks": lambda y: torch.where((y > 0) ^ (y > 1), y, 0.0),
 }
 
 

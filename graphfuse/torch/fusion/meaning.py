@@ -31,6 +31,12 @@ _MEANINGS = {
     "attention": "scaled_dot_product_attention",
     "max": "max amax",
     "repeat": "repeat_interleave",
+    "remainder": "remainder mod imod",
+    "floor_divide": "floor_divide floordiv ifloordiv",
+    "bitwise_and": "bitwise_and and_ iand",
+    "bitwise_or": "bitwise_or or_ ior",
+    "bitwise_xor": "bitwise_xor xor ixor",
+    "bitwise_not": "bitwise_not invert inv",
 }
 _OF_ONE_NAME = (
     "pow square sqrt rsqrt reciprocal mean sum var var_mean silu sigmoid slice cos sin normalize matmul softmax where "

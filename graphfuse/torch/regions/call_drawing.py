@@ -180,7 +180,11 @@ class CallDrawing:
             dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
         rounds = compared or op in _ROUNDING_NUMBERS
         return {
-            port: self._narrowed(op, port, v, dtype) if isinstance(v, Value) else _rounded(v, dtype) if rounds else v
+            port: self._narrowed(op, port, v, dtype)
+            if isinstance(v, Value)
+            else rounded_number(v, dtype)
+            if rounds
+            else v
             for port, v in inputs.items()
         }
 
@@ -231,7 +235,7 @@ def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
     return all(map(is_made, range(1, len(shape) + 1)))
 
 
-def _rounded(number: int | float, dtype: torch.dtype) -> int | float:
+def rounded_number(number: int | float, dtype: torch.dtype) -> int | float:
     """The number that torch compares tensors of a type with, or computes powers of them by, given this one."""
     return torch.tensor(number, dtype=dtype).item() if dtype in ROUNDED else number
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from graphfuse.torch.fusion.meaning import same, told
-from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value
+from graphfuse.torch.fusion.meaning import same, several, told
+from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value, rounded_number
 from graphfuse.torch.regions.turned import turned
 
 WIDEST, MULTIPLE = 512, 16
 """Columns that kernels turn: at most, and a multiple of which."""
+_BEYOND_COLUMNS = 2.0**24
+"""More than the number of any column."""
 
 
 def _same(d: CallDrawing) -> Value:
@@ -114,6 +116,16 @@ def _power(d: CallDrawing) -> Value:
     return d.step("pow", {"input0": x, "input1": exponent})
 
 
+def _remainder(d: CallDrawing) -> Value:
+    """The remainder of a tensor by another, with the sign of that."""
+    a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
+    left = d.step("mod", {"input0": a, "input1": b})
+    below = d.between("cmp_lt", input=b, comparison=0) if isinstance(b, Value) else float(b < 0)
+    differs = d.between("cmp_neq", input=d.between("cmp_lt", input=left, comparison=0), comparison=below)
+    mask = d.between("logical_and", a=d.between("cmp_neq", input=left, comparison=0), b=differs)
+    return d.step("binary_select", {"input0": d.step("add", {"a": left, "b": b}), "input1": left, "mask": mask})
+
+
 def _clamp(d: CallDrawing, low: object, high: object) -> Value:
     return _limited(d, low, high, at_limits=_clamp_has_gradients_at_limits())
 
@@ -153,13 +165,21 @@ def _reduced(mode: str) -> Callable[[CallDrawing], Value]:
 
 
 def _extreme(mode: str) -> Callable[[CallDrawing], Value]:
-    """The first of two results, beside which torch returns where it is."""
+    """The first of two results, beside which torch returns where it is. That of equal elements which torch names, the
+    first, has the whole gradient; NaN is beyond all others."""
 
     def draw(d: CallDrawing) -> Value:
-        recorded = told(d.node)
-        if any(t.requires_grad for t in (recorded if isinstance(recorded, tuple) else ())):
-            raise Untranslated(f"{d.call.name}, of which one of equal elements has the gradient")
-        return d.reduced(mode, d["self"], d["dim"], d["keepdim"], d.out.dtype)
+        x, dim = d["self"], d["dim"]
+        if not any(t.requires_grad for t in several(told(d.node)) if isinstance(t, torch.Tensor)):
+            return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
+        most = d.reduced(mode, x, dim, True, torch.float32)
+        is_nan = d.between("cmp_neq", input=x, comparison=x)
+        is_most = d.between("logical_or", a=d.between("cmp_eq", input=x, comparison=most), b=is_nan)
+        number = d.step("gen_index", {"input": x}, {"axis": -1}, shape=x.shape, dtype=torch.float32)
+        candidate = d.between("binary_select", input0=number, input1=_BEYOND_COLUMNS, mask=is_most)
+        is_first = d.between("cmp_eq", input=number, comparison=d.reduced("MIN", candidate, dim, True, torch.float32))
+        alone = d.between("binary_select", input0=x, input1=0.0, mask=is_first)
+        return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
     return draw
 
@@ -265,8 +285,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("permute.default", "transpose.int"), _permuted),
     "cat.default": _turned,
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
+    "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
     "pow.Tensor_Scalar": _power,
+    **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),

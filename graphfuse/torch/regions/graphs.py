@@ -10,6 +10,7 @@ import torch
 
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import ALIGNMENT, Layout
@@ -137,7 +138,19 @@ class RegionGraphs(Computation):
                 lies = strides if self.program.follows and shape == rows else packed_stride(shape)
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
-        return "no kernels make its gradients" if any(p.engine.facts is Subgraph for p in planner.at(0).parts) else ""
+        if not any(part.engine.facts is Subgraph for part in planner.at(0).parts):
+            return ""
+        if not planner.regions:
+            return "nothing is reduced for its gradients: inductor makes them element by element"
+        if strides != packed_stride(rows) and not self.why_untrainable(rows, packed_stride(rows), asked, device):
+            return _APART
+        declined = (
+            engine.why_not(region.facts, planner.device)
+            for region in planner.regions
+            for engine in planner.registry.engines
+            if isinstance(region.facts, engine.facts) and heur_mode.OPENSOURCE in engine.modes
+        )
+        return f"no kernels make its gradients: {next((no for no in declined if no), 'a part of them reduces nothing')}"
 
     # Arguments.
 
@@ -287,6 +300,12 @@ class RegionGraphs(Computation):
         drawn = self.program.graph([one.extents.padded(rows) for one in self.program.inputs], training=True)
         freeze(drawn[0])
         return drawn
+
+
+_APART = (
+    "no kernels make gradients of rows that lie apart in memory; accepted: the dimension that is reduced is the last "
+    "in memory, as in channels_last"
+)
 
 
 def _is_float(one: RegionInput | Result) -> bool:
