@@ -57,7 +57,7 @@ class ShiftedNorm(LlamaNorm):
 
 
 class LogSumExp(torch.nn.Module):
-    """No kernel makes its gradients."""
+    """Nothing is reduced for its gradients."""
 
     def forward(self, x):
         return torch.logsumexp(x, -1)
@@ -101,8 +101,31 @@ def test_found_by_what_it_computes(make, operations):
     torch.testing.assert_close(norm(*given), want, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.parametrize(
+    ("make", "operations"),
+    [
+        (LogSumExp, "logsumexp"),
+        (lambda: torch.nn.Softmax(1), "softmax"),
+        (lambda: torch.nn.LogSoftmax(-1), "log_softmax"),
+        (lambda: torch.nn.Softmin(-1), "neg, softmax"),
+    ],
+)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_modules_of_one_reduction(make, operations, gradients):
+    """Without gradients, and with them where kernels make them."""
+    module, x = make(), torch.randn(4, 6, 64, requires_grad=gradients)
+    want = module(x)
+    fuse(module)
+    assert regions(lambda: module(x)) == [operations] * (not gradients or operations != "logsumexp")
+    made = module(x)
+    torch.testing.assert_close(made, want)
+    if gradients:
+        outer = torch.linspace(-1, 1, made.numel()).view(made.shape)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, outer) for y in (made, want)))
+
+
 def test_no_norms():
-    for module in (Activation(), LogSumExp(), torch.nn.BatchNorm1d(4)):
+    for module in (Activation(), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 4)):
         assert recognized(module) is None
 
 

@@ -62,7 +62,7 @@ def _permuted(d: CallDrawing) -> Value:
     order = [*range(new.dim())]
     if d.call.name == "permute.default":
         order = [dim % new.dim() for dim in d["dims"]]
-    else:
+    elif order:  # not of a number
         one, other = d["dim0"], d["dim1"]
         order[one], order[other] = order[other], order[one]
     return Value(new, value.step, tuple(value.aligned()[dim] for dim in order))

@@ -27,10 +27,10 @@ def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
         return Refused("it is graphfuse's")
     if isinstance(module, torch.nn.GroupNorm):
         return Refused("it normalizes channels together with all places, which are no rows along one dimension")
-    if next(module.children(), None) is not None or not _may_be(type(module)):
+    if next(module.children(), None) is not None:
         return None
     found = _fused(module)
-    return found if isinstance(found, FusedCalls) or "norm" in type(module).__name__.lower() else None
+    return found if isinstance(found, FusedCalls) or _is_called_norm(type(module)) else None
 
 
 def _fused(module: torch.nn.Module) -> FusedCalls | Refused:
@@ -41,12 +41,15 @@ def _fused(module: torch.nn.Module) -> FusedCalls | Refused:
     if not names:
         return Refused("its forward is given nothing")
     given = {name: CallOperand(n) for n, name in enumerate(names)}
-    return fused(CallSequence(len(names), (TracedCall(0, (), given),), (len(names),)), (module,))
+    return fused(
+        CallSequence(len(names), (TracedCall(0, (), given),), (len(names),)), (module,), without_gradients=True
+    )
 
 
-def _may_be(cls: type) -> bool:
-    """torch's own modules are what their names say."""
-    return not cls.__module__.startswith("torch.") or cls in (torch.nn.RMSNorm, torch.nn.LayerNorm)
+def _is_called_norm(cls: type) -> bool:
+    """True for what is named a norm, but those of torch's that are along no rows."""
+    is_own = cls.__module__.startswith("torch.") and cls not in (torch.nn.RMSNorm, torch.nn.LayerNorm)
+    return "norm" in cls.__name__.lower() and not is_own
 
 
 def forward_of(of: FusedCalls, cls: type) -> FunctionType:

@@ -52,6 +52,7 @@ class Way:
     is_contiguous: whether what it is given must be.
     is_permuted: whether views of that are given to the kernel.
     places: of what the program is given, among full tensors and then parameters.
+    untrainable: why no kernels make its gradients, for the first way of calls; "" where they do. Other ways are alike.
     """
 
     why: str
@@ -64,6 +65,7 @@ class Way:
     is_contiguous: bool = False
     is_permuted: bool = False
     places: tuple[int, ...] = ()
+    untrainable: str = ""
 
     @cached_property
     def sum_before(self) -> str:
@@ -152,7 +154,11 @@ class FusedCalls:
             ),
             f"return way.run({given}) if way.is_permuted or x0.stride(-1) == 1 else way.spread({given})",
         ]
+        if self.first.untrainable:
+            asks = " or ".join(f"{t}.requires_grad" for t in (*full, *members))
+            lines[-1:-1] = when([f"is_grad_enabled() and ({asks})"], "return None")
         names = {
+            "is_grad_enabled": torch.is_grad_enabled,
             "Tensor": torch.Tensor,
             "run_on": _RUN_ON,
             "extents": self.of.extents,
@@ -167,8 +173,16 @@ _kept: deque[FusedCalls] = deque(maxlen=64)
 """The last calls that were looked at: a model has many that are alike."""
 
 
-def fused(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> FusedCalls | Refused:
-    """CallSequence of these modules with their usual ways, of which the first is a kernel."""
+def fused(
+    calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False
+) -> FusedCalls | Refused:
+    """CallSequence of these modules with their usual ways, of which the first is a kernel. without_gradients: whether
+    kernels for calls without gradients are enough; the others are not theirs then."""
+
+    def judged(found: FusedCalls) -> FusedCalls | Refused:
+        why = found.first.why or ("" if without_gradients else found.first.untrainable)
+        return Refused(why) if why else found
+
     of, classes = probe(modules), tuple(map(type, modules))
     if of is None:
         return Refused("its parameters are not vectors of one length")
@@ -181,7 +195,7 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> FusedCalls
     for other in tuple(_kept):
         is_like = (other.calls, other.classes, other.of, other.members) == (calls, classes, of, members)
         if is_like and other.types == made.types and other.first.holds_for(modules):
-            return Refused(other.first.why) if other.first.why else other
+            return judged(other)
     first = made.way(modules, made.types, of.ranks[0])
     if first is None:
         return Refused("somebody traces, or transforms, what is called")
@@ -191,7 +205,7 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> FusedCalls
         for other in (other for other in TYPES if other is not kind):
             made.way(modules, (other, other), of.ranks[0])
     _kept.append(made)
-    return Refused(first.why) if first.why else made
+    return judged(made)
 
 
 def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way:
@@ -212,8 +226,6 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
     inputs = [node if node in found.sources else _origin(node) for node in region.inputs]
     if not found.sources.keys() >= {*inputs}:
         return Way("it normalizes or scales by something else than its input and its parameters", watches)
-    if not of.ways and (why := _untrainable(region)):
-        return Way(why, watches)
     columns: int | None = of.of.columns
     if not of.of.is_fixed:
         try:
@@ -241,6 +253,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         any(is_op(node, "view") for node in found.graph.nodes),
         any(arrangements),
         tuple(places),
+        _untrainable(region) if not of.ways else "",
     )
 
 
