@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import graphfuse.torch  # noqa: F401  registers the backend
+from graphfuse.torch import compile_report
 from graphfuse.torch.fusion import cost
 from graphfuse.torch.regions import judged
 from support.traces import as_tuple
@@ -120,6 +120,35 @@ def test_what_nobody_measured_is_left(monkeypatch):
     function, found = compiled(lambda x, w: torch.softmax(x * 2, 1), declines=True)
     function(*given())
     assert [why for _, why in found] == [""]
+
+
+LEFT = [
+    (
+        lambda x: x * x.max(1, keepdim=True)[0],
+        True,
+        "max: s9: columns are numbered; accepted where columns are neighbours",
+    ),
+    (
+        lambda x: (x * x).sum(1),
+        False,
+        "sum: it makes a number a row, along another dimension than the last: inductor's",
+    ),
+    (lambda x: x.argmax(1), False, "argmax: no op computes argmax.default of such arguments"),
+    (lambda x: x.max(1), False, "max: no op makes its result of torch.int64"),
+    (
+        lambda x: x - x.mean((2, 3), keepdim=True),
+        False,
+        "mean: mean.dim reduces dimensions (2, 3); accepted: one, that",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "gradients", "why"), LEFT)
+def test_why_a_reduction_is_in_no_region(function, gradients, why):
+    torch.compiler.reset()
+    torch.compile(function, backend="graphfuse", options={"then": "eager"})(given(gradients=gradients)[0])
+    (entry,) = compile_report().graphs[-1].entries
+    assert not entry.is_replaced and entry.why.startswith(why)
 
 
 def test_a_number_a_row_alone_is_left():

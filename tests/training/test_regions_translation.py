@@ -34,9 +34,9 @@ def test_what_ops_are_called_in_aten(op, text):
 REFUSED = {
     "float64": (lambda x: x.double().sum(-1), "makes torch.float64"),
     "integers": (lambda x: x.int() + 1, "makes torch.int32"),
-    "a step of a sum": (lambda x: torch.add(x, x, alpha=2), "no op of the table is add.Tensor"),
-    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op of the table is div.Tensor_mode"),
-    "detached": (lambda x: x.detach(), "no op of the table is detach.default"),
+    "a step of a sum": (lambda x: torch.add(x, x, alpha=2), "no op computes add.Tensor"),
+    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op computes div.Tensor_mode"),
+    "detached": (lambda x: x.detach(), "no op computes detach.default"),
     "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
     "another dimension": (
         lambda x: x.sum(0),
@@ -47,7 +47,7 @@ REFUSED = {
         "mean.dim reduces dimensions (0, 1); accepted: one, that of other reductions",
     ),
     "elements rounded first": (lambda x: (x * 2).float().sum(-1, dtype=HALF), "sum.dim_IntList of torch.float32 to"),
-    "transposed": (lambda x: (x * 2).t(), "no op of the table is t.default"),
+    "transposed": (lambda x: (x * 2).t(), "no op computes t.default"),
     "what is repeated": (
         lambda x: x.float().mean(-1, keepdim=True).expand(T, C).sum(-1),
         "sum.dim_IntList reduces what is repeated",

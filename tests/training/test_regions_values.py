@@ -167,6 +167,15 @@ def test_the_gradient_of_fp8_is_left_to_torch():
     assert all("float8" not in region.program.operations for region, _ in verdicts)
 
 
+def test_a_number_that_is_transposed():
+    """It has no dimensions to swap."""
+    x = rows(FULL)[0]
+    function = lambda x: x * x.amax(-1).swapaxes(0, -1)  # noqa: E731
+    module, given, verdicts = found(function, x)
+    assert [why for _, why in verdicts] == [""]
+    torch.testing.assert_close(as_tuple(module(*given))[0], function(x))
+
+
 def test_rows_that_are_none():
     module, given, verdicts = found(lambda x: torch.softmax(x * 2, -1) + 1, torch.ones(0, C))
     assert verdicts and as_tuple(module(*given))[0].shape == (0, C)

@@ -101,15 +101,17 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     attended = sinks.replace(module, _place)
     around = surroundings.regions(module.graph)
     attended += attention.rewrite(module, around, _place)
-    attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in losses.replace(module, declines)]
+    lost = dict(losses.replace(module, declines))
+    attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in lost.items()]
     dropouts = KeyedDropouts(module) if own_random else None
-    verdicts, unusable = regions_of.replace_in(module, declines)
+    verdicts, left = regions_of.replace_in(module, declines)
     behind = [*over_ranks.replace(module)]
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
     if dropouts is not None:
         dropouts.restore()
         module.recompile()
-    others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in unusable.items())
+    left = [(node, why) for node, why in left.items() if node not in lost]
+    others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in left)
     return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed]
 
 

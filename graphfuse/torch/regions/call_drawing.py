@@ -76,10 +76,16 @@ class OwnedStep:
 
 class CallDrawing:
     """Steps of one call. axis: that which rows lie along, counted from the last; 0 for parts of rows, which have an
-    axis more. reduced: gets the axes that calls reduce."""
+    axis more. reduced: gets the axis that a node reduces."""
 
     def __init__(
-        self, steps: list[OwnedStep], node: Node, call: Call, known: dict[int, Value], axis: int, reduced: set[int]
+        self,
+        steps: list[OwnedStep],
+        node: Node,
+        call: Call,
+        known: dict[int, Value],
+        axis: int,
+        reduced: dict[Node, int],
     ):
         self.steps, self.node, self.call, self.known = steps, node, call, known
         self._axis, self._reduced = axis, reduced
@@ -105,7 +111,7 @@ class CallDrawing:
                 ports = [p.name for p in OPS[op].inputs]
                 inputs = {name: value for name, value in given.items() if name in ports}
                 return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
-        raise Untranslated(f"no op of the table is {self.call.name}")
+        raise Untranslated(f"no op computes {self.call.name} of such arguments")
 
     def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
         """Arguments by port or attribute; None where one has a value that the op does not have."""
@@ -217,7 +223,7 @@ class CallDrawing:
         rank = value.tensor.dim()
         found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
         if len(found) == 1 and rank:
-            self._reduced.add(value.aligned()[found[0]])
+            self._reduced[self.node] = value.aligned()[found[0]]
         if len(found) != 1 or not rank or value.aligned()[found[0]] != self._axis:
             raise Untranslated(
                 f"{self.call.name} reduces dimensions {tuple(found)}; accepted: one, that of other reductions"

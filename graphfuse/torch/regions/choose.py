@@ -53,11 +53,13 @@ class TorchRegion:
     apart: str = ""
 
 
-def find(graph: Graph, parts: Mapping[Node, int], together: bool = True) -> list[TorchRegion]:
+def find(
+    graph: Graph, parts: Mapping[Node, int], together: bool = True, why_left: dict[Node, str] | None = None
+) -> list[TorchRegion]:
     """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
     along the last dimension, and along others, each kind in order. parts: by node that a region may have, the number of
     the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of them are
-    reduced in one region."""
+    reduced in one region. why_left: gets reductions that are in none, and why."""
     left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
@@ -78,12 +80,18 @@ def find(graph: Graph, parts: Mapping[Node, int], together: bool = True) -> list
             continue
         regions = regions_of(TranslatedGraph(-1, one, inside), behind_whole_rows(graph, inside))
         take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
-    along_last = TranslatedGraph()
-    take(regions_of(along_last))
-    for axis in sorted(along_last.reduced - {-1}):
-        take(regions_of(TranslatedGraph(axis)))
-    whys = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
-    return [replace(region, apart=why) for region, why in zip(found, whys, strict=True)]
+    along = {-1: TranslatedGraph()}
+    take(regions_of(along[-1]))
+    reduced = along[-1].reduced
+    for axis in sorted({*reduced.values()} - {-1}):
+        along[axis] = TranslatedGraph(axis)
+        take(regions_of(along[axis]))
+    if why_left is not None:
+        reductions = [node for node in graph.nodes if node in left and generated.is_reduction(node)]
+        whys = {node: along[reduced.get(node, -1)].why_left(node) for node in reductions}
+        why_left |= {node: why for node, why in whys.items() if why}
+    said = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
+    return [replace(region, apart=why) for region, why in zip(found, said, strict=True)]
 
 
 def reduces_rows_and_parts(program: Program) -> bool:
@@ -222,8 +230,10 @@ class _Component:
             return
         for steps in self._chosen(assembled):
             found = self._assembled(self._without_casts(steps))
-            if found is not None and found.region is not None:
+            if found is not None and isinstance(found.region, TorchRegion):
                 yield found.region
+            elif found is not None:
+                self._translation.declined |= {step.owner: found.region for step in steps}
 
     def _without_casts(self, steps: tuple[OwnedStep, ...]) -> tuple[OwnedStep, ...]:
         """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
@@ -241,7 +251,9 @@ class _Component:
         owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
         owned = tuple(owners.index(step.owner) for step in assembled.steps)
         device = device_of(assembled.device)
-        kernels, refused = _kernels(assembled.program.text, assembled.dims, assembled.strides, owned, device)
+        given = assembled.program.text, assembled.dims, assembled.strides, owned, device
+        kernels, declined, refused = _kernels(*given)
+        self._translation.declined |= {owners[number]: why for number, why in declined}
         for owner in owners if refused else ():
             if self._translation.part(owner):
                 self._translation.why.setdefault(owner, refused)
@@ -260,15 +272,15 @@ Shapes = tuple[tuple[int, ...], ...]
 @functools.lru_cache(maxsize=1024)
 def _kernels(
     text: str, dims: Shapes, strides: Shapes, owned: tuple[int, ...], device: Device
-) -> tuple[tuple[tuple[int, ...], ...], str]:
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, str], ...], str]:
     """Numbers of a program's steps in groups that are a kernel each. dims, strides: of its inputs. owned: by step, the
-    number of the node that it is of, all of whose steps are in one kernel. Also why one is none that would reduce rows
-    and parts of them."""
-    program, refused = Program.read(text), list[str]()
+    number of the node that it is of, all of whose steps are in one kernel. Also why others are none: by the number of a
+    node, for the least group that has it, and of one that would reduce rows and parts of them."""
+    program, refused, declined = Program.read(text), list[str](), dict[int, str]()
     try:
         frozen = lower(freeze(program.graph(dims, strides)[0]))
     except GraphValidationError:
-        return (), ""
+        return (), (), ""
     known = registry.registry((), ())
     regions, _ = plan.matches(frozen, known)
     names = ([frozen.nodes[i].name for i in r.subgraph.node_ids] for r in regions)
@@ -282,10 +294,12 @@ def _kernels(
         reasons = [engine.why_not(facts, device) for engine in serving]
         if None not in reasons and _is_of_both([program.steps[n] for n in numbers[number]]):
             refused.extend(map(str, reasons))
+        if None not in reasons and reasons:
+            declined.update(dict.fromkeys(owners, str(reasons[0])))
         return None in reasons
 
     chosen = cover.choose(frozen, [r.subgraph for r in regions], taken).chosen
-    return tuple(numbers[n] for n in chosen), next(iter(refused), "")
+    return tuple(numbers[n] for n in chosen), tuple(declined.items()), next(iter(refused), "")
 
 
 _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
@@ -294,14 +308,14 @@ _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsno
 
 @dataclass(frozen=True, eq=False)
 class _Assembled:
-    """Steps as a program. dims, strides: of its inputs."""
+    """Steps as a program. dims, strides: of its inputs. region: why they are none, where they are not."""
 
     program: Program
     steps: tuple[OwnedStep, ...]
     dims: Shapes
     strides: Shapes
     device: torch.device
-    region: TorchRegion | None
+    region: TorchRegion | str
 
     @staticmethod
     def of(
@@ -372,15 +386,21 @@ class _Assembled:
             (*map(hint, one.stride),) if key in whole else packed_stride(dim)
             for key, one, dim in zip(order, seen, dims, strict=True)
         )
-        region = None
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
         is_split |= any(one.part and one.axes.startswith("-") for one in (*program.inputs, *program.outputs))
-        # What reads other axes than the last to make a number a row alone moves what inductor's loop does.
-        is_worth = translation.axis == -1 or any(one.extents.whole for one in program.outputs)
         columns = seen[0].shape[-1] if seen[0].shape else 1
-        # Rows whose extent shows at run time alone may turn out to be empty.
-        is_worth &= isinstance(columns, int) or columns.node.has_hint()
-        if extents.is_one and not is_split and program.inputs[0].extents.whole and is_worth:
+        region: TorchRegion | str = ""
+        if not extents.is_one or is_split:
+            region = "tensors that it computes with have no rows in common"
+        elif not program.inputs[0].extents.whole:
+            region = "nothing that it reads has all rows and columns"
+        elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows that may turn out to be empty
+            region = "the extent of its rows shows at run time alone"
+        elif translation.axis != -1 and not any(one.extents.whole for one in program.outputs):
+            region = (
+                "it makes a number a row, along another dimension than the last: inductor's loop moves the same bytes"
+            )
+        else:
             spelled = with_norms(program, columns if isinstance(columns, int) else None)
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))

@@ -36,7 +36,7 @@ Verdicts = list[tuple[TorchRegion, str]]
 
 
 def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node, str]]:
-    """Replaces the regions of a graph. Also why reductions are in none, as far as what surrounds them goes.
+    """Replaces the regions of a graph. Also why reductions are in none.
 
     declines: whether those are left that inductor is as good at.
     """
@@ -48,7 +48,8 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     around = surroundings.regions(graph)
     unusable = {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
-    fitting = (part for region in find(graph, parts) for part in _fitting(graph, region))
+    others = dict[Node, str]()
+    fitting = (part for region in find(graph, parts, why_left=others) for part in _fitting(graph, region))
     found = [part for region in fitting for part in _trainable(graph, region)]
     reasons = _declined(module, found) if declines else {}
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
@@ -57,7 +58,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     found = joined(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
-    return verdicts, {n: why for n, why in unusable.items() if generated.is_reduction(n)}
+    return verdicts, others | {n: why for n, why in unusable.items() if generated.is_reduction(n)}
 
 
 def _why_unusable(node: Node, around: surroundings.Regions) -> str:

@@ -20,13 +20,16 @@ from graphfuse.torch.regions.composites import COMPOSITES
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.turned import turned_within
 
+_DECLINED = "no kernel takes it with what stands around"
+
 
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
-    not translate. node_of: the node that has a tensor, by the tensor's number. unread: nodes that nobody reads, and
-    which are left as they are. in_memory: nodes that translate, and readers that read what they have made.
+    not translate. declined: for others that no region has. node_of: the node that has a tensor, by the tensor's number.
+    unread: nodes that nobody reads, and which are left as they are. in_memory: nodes that translate, and readers that
+    read what they have made.
 
-    axis: that which rows lie along, counted from the last of the largest tensor. reduced: axes that operations reduce.
+    axis: that which rows lie along, counted from the last of the largest tensor. reduced: the axis that a node reduces.
     groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
     they had it. Where rows remain rows, `of_rows`, they are translated as they are: nodes inside have the parts' number
     along axis -1, which is that of the columns elsewhere, and columns of parts along axis 0.
@@ -35,7 +38,7 @@ class TranslatedGraph:
     def __init__(
         self, axis: int = -1, groups: Groups | None = None, inside: Container[Node] = (), of_rows: bool = False
     ) -> None:
-        self.axis, self.reduced = axis, set[int]()
+        self.axis, self.reduced = axis, dict[Node, int]()
         self.parts = groups if of_rows else None
         self._groups, self._inside = groups, inside
         self._undivided: dict[int, Node] = {}
@@ -43,6 +46,7 @@ class TranslatedGraph:
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
         self.why: dict[Node, str] = {}
+        self.declined: dict[Node, str] = {}
         self.node_of: dict[int, Node] = {}
         self.unread: set[Node] = set()
         self.in_memory: set[tuple[Node, Node]] = set()
@@ -63,6 +67,10 @@ class TranslatedGraph:
         if node not in self._of_groups:
             self._of_groups[node] = self._groups.of(made) if isinstance(made, torch.Tensor) else None
         return self._of_groups[node]
+
+    def why_left(self, node: Node) -> str:
+        """Why no region has a node; "" for one that nobody reads."""
+        return self.declined.get(node, _DECLINED) if node in self.values else self.why.get(node, "")
 
     def part(self, node: Node) -> int:
         """Columns of a part of a row, which nodes have that are computed of these; 0 for other nodes."""
@@ -215,7 +223,7 @@ def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> obj
     """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
         if id(made) not in known:
-            raise Untranslated("it makes a tensor of none")
+            raise Untranslated(f"no op makes its result of {made.dtype}")
         if known[id(made)].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
         return known[id(made)]
