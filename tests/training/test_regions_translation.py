@@ -38,6 +38,7 @@ REFUSED = {
     "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op computes div.Tensor_mode"),
     "detached": (lambda x: x.detach(), "no op computes detach.default"),
     "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
+    "one truth value": (lambda x: (x > 0) & x.new_ones((), dtype=torch.bool), "reads a truth value without dimensions"),
     "another dimension": (
         lambda x: x.sum(0),
         "sum.dim_IntList reduces dimensions (0,); accepted: one, that of other reductions",

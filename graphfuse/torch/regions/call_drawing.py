@@ -160,6 +160,8 @@ class CallDrawing:
         for value in values:
             if value.tensor.dtype not in COMPUTED:
                 raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
+            if value.step is None and value.tensor.dtype is torch.bool and not value.tensor.dim():
+                raise Untranslated(f"{self.call.name} reads a truth value without dimensions")
             if value.tensor.device != self.out.device:
                 raise Untranslated(f"{self.call.name} reads a tensor of {value.tensor.device}")
         named = (v for v in attributes.values() if not isinstance(v, bool))
