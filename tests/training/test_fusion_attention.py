@@ -202,7 +202,7 @@ def test_a_mask_that_is_read_elsewhere_is_still_made(attention_calls):
         mask = torch.ones(N, N, dtype=torch.bool).tril()
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask) + mask.sum()
 
-    assert checked(function, *qkv()) == [(NAME, CAUSED)]
+    assert (NAME, CAUSED) in checked(function, *qkv())
 
 
 def test_numbers_of_tokens_that_vary():
