@@ -302,9 +302,10 @@ def test_max_and_min_order_zeros_and_pass_nan():
 DIVISORS = (1e-40, -1e-40, 1e-45, 1e-38, 6e-8, 3.0, -0.7, 1e38, math.inf, -math.inf, 0.0, -0.0, math.nan)
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("dtype", [FLOAT, BF16, HALF], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
 def test_mod_is_exact(device, dtype):
     """By divisors that rows have too many multiples of, too, where torch's vectors make NaN."""
     types = {FLOAT: torch.float32, BF16: torch.bfloat16, HALF: torch.float16}

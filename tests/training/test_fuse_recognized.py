@@ -101,6 +101,7 @@ def test_found_by_what_it_computes(make, operations):
     torch.testing.assert_close(norm(*given), want, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("make", "operations"),
     [
