@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import composites, judged
 from graphfuse.torch.regions.operator import region
 from support.regions import BINARY16, FULL, HALF, C, T, found, rows, summed
-from support.traces import as_tuple
+from support.traces import as_tuple, recorded
 
 pytestmark = pytest.mark.torch
 
@@ -165,6 +165,17 @@ def test_the_gradient_of_fp8_is_left_to_torch():
     function = lambda x: x.abs().amax(-1, keepdim=True).to(torch.float8_e4m3fn)  # noqa: E731
     *_, verdicts = found(function, rows().requires_grad_())
     assert all("float8" not in region.program.operations for region, _ in verdicts)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.clamp(-0.5, 0.5), lambda x: torch.where(x > 0.1, x, 0.0)])
+def test_graphs_that_are_compiled_in_a_mode_of_tensors_without_values(function):
+    """As inductor's passes are run."""
+    composites._clamp_has_gradients_at_limits.cache_clear()
+    module, given = recorded(lambda x: function(summed(x)), (rows(),), "aten")
+    with next(iter(module.graph.nodes)).meta["val"].fake_mode:
+        verdicts, _ = judged.replace_in(module, False)
+    assert [why for _, why in verdicts] == [""]
+    assert torch.equal(as_tuple(module(*given))[0], function(summed(rows())))
 
 
 def test_a_number_that_is_transposed():

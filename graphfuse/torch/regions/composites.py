@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import same, several, told
 from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value, rounded_number
 from graphfuse.torch.regions.turned import turned
@@ -100,7 +101,8 @@ def _cast(d: CallDrawing) -> Value:
 @functools.cache
 def _saturates(dtype: torch.dtype) -> bool:
     """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
-    return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
+    with torch_private.without_modes():  # that of a compiler has tensors without values
+        return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
 def _power(d: CallDrawing) -> Value:
@@ -133,7 +135,7 @@ def _clamp(d: CallDrawing, low: object, high: object) -> Value:
 @functools.cache
 def _clamp_has_gradients_at_limits() -> bool:
     """True if the gradient of a clamped value that equals its limit is 1; from torch 2.15 it is 0."""
-    with torch.enable_grad():
+    with torch_private.without_modes(), torch.enable_grad():
         x = torch.zeros(1, device="cpu", requires_grad=True)
         return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
