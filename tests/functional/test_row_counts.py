@@ -1,7 +1,6 @@
 """Calls of any number of rows: planned once for a class of them, started with the number itself. Run by the emulator,
 whose plans are a GPU's."""
 
-import gc
 import itertools
 import random
 import threading
@@ -245,7 +244,7 @@ def test_classes_are_planned_anew_when_something_is_tuned(planned, monkeypatch):
         assert planned == [72, 40]
 
 
-def test_memory_does_not_grow_with_row_counts(monkeypatch):
+def test_memory_does_not_grow_with_row_counts(monkeypatch, collect):
     """Nothing is kept of a number of rows, or of an address."""
     monkeypatch.setattr(EmulatedLauncher, "launch", lambda *_: 0)
     functional.rmsnorm.problems.clear()
@@ -254,7 +253,7 @@ def test_memory_does_not_grow_with_row_counts(monkeypatch):
     def every() -> int:
         for rows in counts:
             functional.rmsnorm(torch.empty(rows, 8), weight)
-        gc.collect()
+        collect()
         return tracemalloc.get_traced_memory()[0]
 
     every()
