@@ -1,6 +1,7 @@
 """graph.bind: a callable for fixed buffers, on the reference engine and the emulator."""
 
 import dataclasses
+import gc
 import threading
 import weakref
 
@@ -50,17 +51,17 @@ def test_a_call_runs_the_graph_on_what_the_buffers_hold_now(place):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_buffers_live_as_long_as_the_callable(place, collect):
+def test_buffers_live_as_long_as_the_callable(place):
     values = pack(seed=4)
     out, x = values["out"], weakref.ref(values["x"])
     run = built(place).bind(values)
     del values
-    collect()
+    gc.collect()
     assert x() is not None
     run()
     assert torch.equal(out, expected(place, CASE, 4))
     del run
-    collect()
+    gc.collect()
     assert x() is None
 
 

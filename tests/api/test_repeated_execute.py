@@ -321,14 +321,15 @@ def test_what_is_remembered_is_bounded():
     assert forms(g) <= executable._FORMS_KEPT
 
 
-def test_tensors_are_not_kept_alive(collect):
+def test_tensors_are_not_kept_alive():
+    import gc
     import weakref
 
     g, values = built(), pack()
     g.execute(values)
     left = [weakref.ref(v) for v in values.values() if isinstance(v, torch.Tensor)]
     del values
-    collect()
+    gc.collect()
     assert not any(reference() is not None for reference in left)
 
 

@@ -1,5 +1,6 @@
 """Calls that are like earlier ones: planned once, compared and started; and when they are planned anew."""
 
+import gc
 import weakref
 
 import numpy as np
@@ -156,12 +157,12 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
 @pytest.mark.each_value
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
 @pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm"])
-def test_no_tensor_is_kept_alive(name, device, plan_on, collect):
+def test_no_tensor_is_kept_alive(name, device, plan_on):
     """Of calls whose fast path is kept."""
     plan_on(device)
     made = call(name, (6, 80), tensors=Tensors(seed=7))
     left = [weakref.ref(t) for t in made.run().values() if isinstance(t, torch.Tensor)]
     assert len(left) >= 2 and getattr(functional, name).problems
     del made
-    collect()
+    gc.collect()
     assert not [reference for reference in left if reference() is not None]

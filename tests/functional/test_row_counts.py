@@ -1,6 +1,7 @@
 """Calls of any number of rows: planned once for a class of them, started with the number itself. Run by the emulator,
 whose plans are a GPU's."""
 
+import gc
 import itertools
 import random
 import threading
@@ -244,7 +245,7 @@ def test_classes_are_planned_anew_when_something_is_tuned(planned, monkeypatch):
         assert planned == [72, 40]
 
 
-def test_memory_does_not_grow_with_row_counts(monkeypatch, collect):
+def test_memory_does_not_grow_with_row_counts(monkeypatch):
     """Nothing is kept of a number of rows, or of an address."""
     monkeypatch.setattr(EmulatedLauncher, "launch", lambda *_: 0)
     functional.rmsnorm.problems.clear()
@@ -253,7 +254,7 @@ def test_memory_does_not_grow_with_row_counts(monkeypatch, collect):
     def every() -> int:
         for rows in counts:
             functional.rmsnorm(torch.empty(rows, 8), weight)
-        collect()
+        gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
     every()

@@ -85,7 +85,6 @@ def by_threads(calls: Calls, threads: int, each: int, most: int = 65) -> None:
     """AssertionError unless every call of every thread makes the bits that one call of all rows makes."""
     norms, errors, wrong = calls.checked(), [], []
     cuda = calls.memory.is_cuda
-    gc.freeze()  # what was there before is not searched
     if cuda:
         torch.cuda.synchronize()
 
@@ -130,7 +129,6 @@ def growth(calls: Calls, warm: int, count: int, most: int = 4096) -> tuple[int, 
     """By how many bytes this process, and what torch has allocated on the GPU, grow by so many calls, after others."""
     chosen = random.Random(0)
     cuda = calls.memory.is_cuda
-    gc.freeze()  # what was there before is not searched
 
     def run(number: int) -> tuple[int, int]:
         for _ in range(number):
