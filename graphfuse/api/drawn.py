@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graphfuse.api import node_arguments
 from graphfuse.api.checks import check_unasked
 from graphfuse.api.uids import Uids
+from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import (
@@ -142,7 +143,7 @@ class Drawn(Recorded, OpMethods):
         in_place_index: which input lies where the output has it; only None is offered.
         """
         where = f"concatenate {name!r}" if name else "concatenate"
-        check_unasked(where, {"in_place_index": in_place_index})
+        check_unasked(where, KEYWORDS, {"in_place_index": in_place_index})
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
         for n, t in enumerate(inputs):  # before anything is drawn

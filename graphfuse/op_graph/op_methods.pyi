@@ -665,8 +665,7 @@ class OpMethods:
         A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT
         unless set, in an order that is not specified, and C is rounded once, to its own type. The reference
         engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
-        In INT32 they are exact, modulo 2^32. C is row-major unless set.
-        padding, which in cuDNN fills what ragged extents leave, must be 0."""
+        In INT32 they are exact, modulo 2^32. C is row-major unless set."""
 
     def moe_grouped_matmul(
         self,

@@ -169,12 +169,13 @@ def of_heads(grad, of):
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
-NOT_OFFERED = (
-    ("score_mod", None),
-    ("kv_mask", None),
-    ("softmax_precision", None),
-    ("attn_scale_prefolded", False),
-)
+_BY_NODES = "bias, a mask, ALiBi or sink_token where one says it, else nodes: matmul, the function's, softmax, matmul"
+NOT_OFFERED = {
+    "score_mod": (None, _BY_NODES),
+    "kv_mask": (None, "a bias of 0 and -infinity, [batch, 1, 1, rows of k], which masks columns"),
+    "softmax_precision": (None, "compute_data_type, which exponentials are in: FLOAT unless set"),
+    "attn_scale_prefolded": (False, "attn_scale=math.log(2), with which exponentials of base e are those of base 2"),
+}
 
 TABLE = (
     Op(
@@ -271,10 +272,10 @@ TABLE = (
         reference=gradients,
         attributes=(*MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind stats by name",
-        not_offered=(
-            ("score_mod", None),
-            ("score_mod_bprop", None),
-        ),
+        not_offered={
+            "score_mod": NOT_OFFERED["score_mod"],
+            "score_mod_bprop": (None, "differentiate, of a graph of the nodes matmul, the function's, softmax, matmul"),
+        },
         vjp=NO_SECOND,
         recomputed=False,
     ),

@@ -229,6 +229,8 @@ def _renamed(*left_out: str) -> tuple[Attribute, ...]:
 _BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
 _BACKWARD_TUPLES = {"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))}
 _BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
+_PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
 _NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
 
 TABLE = (
@@ -276,7 +278,7 @@ TABLE = (
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="give what stands behind scale_o by name",
-        not_offered=(("fn", None), ("sf_o", None), *NOT_OFFERED),
+        not_offered={"fn": NOT_OFFERED["score_mod"], "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
         recomputed=False,
     ),
@@ -344,13 +346,12 @@ TABLE = (
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="give what stands behind descale_v by name",
-        not_offered=(
-            *((table, None) for table in PAGED.values()),
-            ("paged_attention_max_seq_len_kv", None),
-            ("sf_o", None),
-            ("scale_o", None),
-            *NOT_OFFERED,
-        ),
+        not_offered={
+            **dict.fromkeys((*PAGED.values(), "paged_attention_max_seq_len_kv"), _PAGES),
+            "sf_o": _BLOCKS_OF_O,
+            "scale_o": _BLOCKS_OF_O,
+            **NOT_OFFERED,
+        },
         vjp=_NO_VJP,
         recomputed=False,
     ),

@@ -99,7 +99,9 @@ class Op:
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
     # By parameter the ports and attributes that a tuple given for it stands for, in each form; "" for what is unused.
     tuples: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
+    # cuDNN's options, some of them attributes, that are taken where they ask for nothing: the value beside None that
+    # does, and what takes the place of any other or why nothing does.
+    not_offered: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
     vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
     # By output port how backward makes it of inputs and of the outputs that are kept, where that is not the node again.
@@ -118,6 +120,12 @@ class Op:
     def given(self) -> tuple[str, ...]:
         """The outputs whose tensors users give."""
         return tuple(port.name for port in self.outputs if port.given)
+
+    @cached_property
+    def unasked(self) -> Mapping[str, object]:
+        """Options that are not offered and no attributes, each as it is where it asks for nothing."""
+        own = {a.name for a in self.attributes}
+        return {name: nothing for name, (nothing, _) in self.not_offered.items() if name not in own}
 
     @cached_property
     def by_name(self) -> tuple[str, ...]:
