@@ -17,6 +17,7 @@ from graphfuse.ops.attention_options import (
     LENGTH,
     MASKS,
     PADDED,
+    PAGES,
     SINK,
     TOTALS,
     absent,
@@ -27,7 +28,7 @@ from graphfuse.ops.attention_options import (
 )
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule
-from graphfuse.ops.scores import PAGED, Scores, scored, within
+from graphfuse.ops.scores import Scores, scored, within
 
 
 def shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
@@ -197,7 +198,8 @@ TABLE = (
         "these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128\n"
         "scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.\n"
         "2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]\n"
-        "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.\n"
+        "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest. The\n"
+        "numbers of a sequence may begin at a ragged offset of the table.\n"
         "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
         "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
         "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of\n"
@@ -214,7 +216,7 @@ TABLE = (
             Port("block_mask", optional=True, numbers=True),
             *PADDED,
             *DROPPED,
-            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
+            *PAGES,
             SINK,
         ),
         outputs=(

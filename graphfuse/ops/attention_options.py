@@ -176,6 +176,8 @@ PADDED = (
     Port("cu_seq_len_kv", optional=True, numbers=True),
 )
 
+PAGES = tuple(Port(table, optional=True, numbers=True, ragged="use_padding_mask") for table in PAGED.values())
+
 DROPPED = (
     Port("dropout_seed", optional=True, numbers=True),
     Port("dropout_offset", optional=True, numbers=True),

@@ -28,6 +28,7 @@ from graphfuse.ops.attention_options import (
     LENGTH,
     MASKS,
     PADDED,
+    PAGES,
     SINK,
     TOTALS,
     absent,
@@ -250,7 +251,7 @@ TABLE = (
             Port("bias", optional=True),
             *PADDED,
             *DROPPED,
-            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
+            *PAGES,
             SINK,
         ),
         outputs=(

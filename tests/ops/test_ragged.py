@@ -7,7 +7,7 @@ import torch
 
 import graphfuse
 from graphfuse import GraphTypeError, GraphValidationError, VariantPackError, heur_mode
-from support import attended, graphs
+from support import attended, attention_options, graphs
 from support.graphs import BF16, E4M3, HALF
 
 B, H, KV, ROWS, COLUMNS, D, DV = 3, 4, 2, 5, 7, 8, 16
@@ -179,6 +179,15 @@ def test_sequences_one_behind_another(name, masked, back):
     hold(pack, packed, ports, exactly(means))
 
 
+def test_page_tables_one_behind_another():
+    """As many numbers as sequences have pages, 4 and 2."""
+    g = graphs.new(io_data_type=BF16)
+    pack, exact = attention_options.drawn(g, "paged, tables one behind another", KV, False)
+    assert pack["paged_attention_k_table"].shape == (6, 1)
+    graphs.run(g, pack)
+    attention_options.hold(pack, exact)
+
+
 def test_queries_keys_and_values_of_one_memory():
     """Views of [rows, 3, heads, columns], and no more memory than there are rows."""
     lengths, heads, width = [2, 3], 2, 8
@@ -342,7 +351,8 @@ def test_nodes_that_take_no_ragged_tensors():
     q = small(g)
     g.find_tensor("long").set_ragged_offset(of()(g))
     with pytest.raises(
-        GraphValidationError, match=r"seq_len_q \(tensor 'long'\) is ragged; accepted as such: q, k, v, O"
+        GraphValidationError,
+        match=r"seq_len_q \(tensor 'long'\) is ragged; accepted as such: q, k, v, paged_attention_k_table",
     ):
         g.validate()
 
