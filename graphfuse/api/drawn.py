@@ -203,7 +203,9 @@ class Drawn(Recorded, OpMethods):
 
     def _check_operand(self, where: str, port: str, value: object, order: str = "") -> None:
         if not isinstance(value, Tensor):
-            raise GraphTypeError(f"{where}: {port} must be a tensor of this graph or a number, got {value!r}{order}")
+            raise GraphTypeError(
+                f"{where}: {port} must be a tensor of this graph or a number, got {_shown(value)}{order}"
+            )
         if not self._uids.has(value):
             raise GraphValidationError(f"{where}: {port} ({value.get_name()!r}) belongs to another graph")
 
@@ -279,3 +281,9 @@ class Drawn(Recorded, OpMethods):
     def _forget(self) -> None:
         """The graph has changed."""
         self._ir = None
+
+
+def _shown(value: object) -> str:
+    """Text of what was given in place of a tensor, without the elements of an array."""
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {list(shape)}, of which tensor_like makes one" if shape else repr(value)

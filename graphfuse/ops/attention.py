@@ -23,6 +23,7 @@ from graphfuse.ops.attention_options import (
     absent,
     asked,
     attended,
+    check_numbers,
     makes_stats,
     sequences,
 )
@@ -194,12 +195,13 @@ TABLE = (
         "compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the\n"
         "exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.\n"
         "use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or\n"
-        "where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1], have the next begin. BOTTOM_RIGHT counts from\n"
-        "these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128\n"
-        "scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.\n"
-        "2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]\n"
-        "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest. The\n"
-        "numbers of a sequence may begin at a ragged offset of the table.\n"
+        "where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1] or [batch + 1], have the next begin.\n"
+        "BOTTOM_RIGHT counts from these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte\n"
+        "first, for each 128 x 128 scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j -\n"
+        "i), slopes as Press et al. 2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all\n"
+        "pages, heads, rows, columns] that make up each sequence, the v table likewise;\n"
+        "paged_attention_max_seq_len_kv: rows of the longest. The numbers of a sequence may begin at a ragged offset\n"
+        "of the table.\n"
         "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
         "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
         "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of\n"
@@ -213,7 +215,7 @@ TABLE = (
             *(sequences(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
-            Port("block_mask", optional=True, numbers=True),
+            Port("block_mask", optional=True, numbers=True, types=(data_type.UINT8, data_type.INT8)),
             *PADDED,
             *DROPPED,
             *PAGES,
@@ -232,6 +234,7 @@ TABLE = (
         absent=absent,
         frozen=_frozen,
         reference=_sdpa,
+        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
@@ -272,6 +275,7 @@ TABLE = (
         infer=shapes_backward,
         frozen=_frozen_backward,
         reference=gradients,
+        check=check_numbers,
         attributes=(*MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind stats by name",
         not_offered={

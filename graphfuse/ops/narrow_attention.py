@@ -33,6 +33,7 @@ from graphfuse.ops.attention_options import (
     TOTALS,
     absent,
     asked,
+    check_numbers,
     makes_stats,
     sequences,
 )
@@ -268,6 +269,7 @@ TABLE = (
         absent=absent,
         frozen=_frozen,
         reference=_fp8,
+        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
@@ -309,6 +311,7 @@ TABLE = (
         infer=_shapes_backward,
         frozen=_frozen_backward,
         reference=_fp8_backward,
+        check=check_numbers,
         attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind scale_dP by name",
         vjp=NO_SECOND,
@@ -339,6 +342,7 @@ TABLE = (
         absent=lambda attributes, inputs: absent(_full(attributes), inputs),
         frozen=partial(_frozen_blocks, _frozen, _AXES),
         reference=_mxfp8,
+        check=check_numbers,
         attributes=(
             Attribute("generate_stats", **CHOICE),
             *_BLOCK_MASKS,
@@ -386,6 +390,7 @@ TABLE = (
         infer=_shapes_blocks_backward,
         frozen=partial(_frozen_blocks, _frozen_backward, _AXES_BACKWARD),
         reference=_mxfp8_backward,
+        check=check_numbers,
         attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind descale_dO_T by name",
         vjp=NO_SECOND,

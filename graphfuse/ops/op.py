@@ -47,7 +47,8 @@ class Port:
     # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
     ragged: str = ""
     scales: str = ""  # the frozen attribute that names the axis of blocks, of which this has an element each
-    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type".
+    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type",
+    # unless these are row numbers.
     types: tuple[data_type, ...] = ()
 
 
@@ -79,6 +80,9 @@ class Op:
     # (t, inputs by port, frozen attributes) -> outputs by port, on float tensors broadcast as torch does. Of an op with
     # an expansion it is that, computed in torch.
     reference: Callable[..., Mapping[str, object]] | None = None
+    # (inputs by port, frozen attributes, rows that each batch has by ragged port) -> None; VariantPackError for numbers
+    # in memory that cannot be. Called where these are on the CPU.
+    check: Callable[..., None] | None = None
     expansion: Expansion | None = None
     elsewhere: str = ""  # why torch cannot compute it of one process's tensors, of an op that has neither
     attributes: tuple[Attribute, ...] = ()

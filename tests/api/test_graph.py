@@ -91,6 +91,11 @@ def test_a_changed_graph_builds_again():
 
 
 WRONG = [
+    (
+        lambda g, t: g.relu(torch.ones(2, 3)),
+        GraphTypeError,
+        r"got an array of shape \[2, 3\], of which tensor_like makes",
+    ),
     (lambda g, t: g.relu("x"), GraphTypeError, r"relu.0.*input must be a tensor"),
     (lambda g, t: g.add(t, None), GraphTypeError, r"add.0.*b must be a tensor"),
     (lambda g, t: g.swish(t, swish_beta="1"), GraphTypeError, r"swish_beta must be float or int.*'1'"),
