@@ -196,7 +196,8 @@ class Drawn(Recorded, OpMethods):
             if value is None and port.optional:
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):
-                value = self.tensor_scalar(value, name=f"{name}::{port.name}")
+                kind = port.types[0] if port.numbers and port.types else data_type.FLOAT
+                value = self.tensor_scalar(value, kind, f"{name}::{port.name}")
             self._check_operand(where, port.name, value, node_arguments.order(op))
             inputs[port.name] = value
         return inputs

@@ -356,6 +356,16 @@ def test_pages_that_are_not_there(number):
         forward(pack, PADDED | {"paged_attention_max_seq_len_kv": COLUMNS})
 
 
+def test_lengths_as_numbers():
+    """Of one sequence."""
+    pack = {name: t[:1] for name, t in inputs().items()}
+    exact = attended.attention(*pack.values(), SCALE, lengths=([3], [6]))
+    hold(forward(pack, PADDED | {"seq_len_q": 3, "seq_len_kv": 6}, (1, H, ROWS, DV)), exact)
+    g = graphs.new()
+    with pytest.raises(GraphValidationError, match="seq_len_kv': 2.5 does not fit int32"):
+        g.sdpa(**drawn(g, pack), **PADDED, seq_len_q=3, seq_len_kv=2.5)
+
+
 def test_cumulative_lengths_along_one_axis():
     pack = inputs() | {n: t.flatten() for n, t in padded("starts").items()}
     hold(forward(pack, PADDED), attended.attention(*inputs().values(), SCALE, lengths=LENGTHS))
