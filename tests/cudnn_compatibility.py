@@ -78,8 +78,8 @@ REFUSED: Mapping[str, str] = {
     "an entry under a uid or name that the graph does not have": "a result that is expected there is never written",
     "a buffer of another type, shape, strides, alignment or device than its tensor": "kernels would read and write "
     "other memory",
-    "on the CPU: lengths, ragged offsets and numbers of pages that do not fit the tensors": "values would be wrong, or "
-    "of other memory",
+    "on the CPU: lengths, ragged offsets, pages and groups of rows that do not fit the tensors": "values would be "
+    "wrong, or of other memory",
     "an output that overlaps an input or another output, where the plan cannot work in place": "values would be lost",
     "`execute` before `build_plans`": "a call that compiles would be taken for one that runs, or captured",
     "a name in `deselect_engines` that no engine has": "it would bar nothing",

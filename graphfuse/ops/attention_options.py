@@ -8,7 +8,7 @@ from typing import Any
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError, VariantPackError
-from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.ops.op import Attribute, Attributes, Port, Shape, integers
 from graphfuse.ops.scores import PAGED, TILE, whole_sequences
 
 
@@ -202,11 +202,9 @@ MASKS = (
 
 sequences = partial(Port, ragged="use_padding_mask")
 
-_integers = partial(Port, optional=True, numbers=True, types=(data_type.INT32, data_type.INT64))
+PADDED = tuple(integers(port, optional=True) for port in ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv"))
 
-PADDED = tuple(map(_integers, ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv")))
-
-PAGES = tuple(_integers(table, ragged="use_padding_mask") for table in PAGED.values())
+PAGES = tuple(integers(table, optional=True, ragged="use_padding_mask") for table in PAGED.values())
 
 DROPPED = (
     Port("dropout_seed", optional=True, numbers=True),

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops.expansion import Expansion
@@ -50,6 +50,10 @@ class Port:
     # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type",
     # unless these are row numbers.
     types: tuple[data_type, ...] = ()
+
+
+integers = partial(Port, numbers=True, types=(data_type.INT32, data_type.INT64))
+"""Port of lengths, offsets or numbers of rows."""
 
 
 @dataclass(frozen=True)
