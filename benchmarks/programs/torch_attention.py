@@ -186,8 +186,10 @@ class Attention:
         seen = torch.ones(rows, rows, dtype=torch.bool, device=torch_problem.DEVICE)
         seen = seen.triu(1 - self.window) if self.window else seen
         seen = seen.tril() if self.causal else seen
+        if self.beside != "padding":
+            return seen
         within = torch.arange(rows, device=seen.device) < _numbers(self.lengths)
-        return seen & within if self.beside == "padding" else seen
+        return seen & within if self.window or self.causal else within
 
 
 def _numbers(values: list[int]) -> torch.Tensor:
