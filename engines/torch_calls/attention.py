@@ -153,7 +153,8 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
         is_number = port in _MASKS or port.endswith(OFFSETS)
         kind = data_type.FLOAT if port.lower() == "stats" else None if is_number else q.dtype
         if kind is not None and t.dtype is not kind:
-            return f"{t} is no {kind.name}; accepted: {kind.name}"
+            how = "; an output of the graph is stored as that" if t.virtual else ""
+            return f"{t} is no {kind.name}; accepted: {kind.name}{how}"
     empty = next((t for t in read.values() if not t.elements), None)
     return None if empty is None else f"{empty} has no elements"
 

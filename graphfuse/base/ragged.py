@@ -45,17 +45,22 @@ class Places:
         memory[self.index] = taken.where(self.rows.amax() > 0, memory[self.index])
 
 
+def rows(stride: Shape, offsets: object, multiplier: int):
+    """Rows up to where the next batch begins, of each batch. offsets: as of `places`."""
+    return (offsets.flatten().long() * multiplier).diff() // stride[ROWS]
+
+
 def places(torch, dim: Shape, stride: Shape, offsets: object, multiplier: int) -> Places:
     """offsets: where batches begin, and where the last ends, in units of `multiplier` elements."""
     starts = offsets.reshape(-1, 1, 1, 1).long() * multiplier
-    rows = (starts.diff(dim=0) // stride[ROWS]).clamp(0, dim[ROWS])
+    there = rows(stride, offsets, multiplier).clamp(0, dim[ROWS]).reshape(-1, 1, 1, 1)
 
     def along(axis: int):
         return torch.arange(dim[axis], device=starts.device).reshape([-1 if a == axis else 1 for a in range(4)])
 
-    batch = torch.where(rows > 0, along(BATCH), rows.argmax(dim=BATCH, keepdim=True))
-    last = rows[batch.flatten()] - 1
+    batch = torch.where(there > 0, along(BATCH), there.argmax(dim=BATCH, keepdim=True))
+    last = there[batch.flatten()] - 1
     row = torch.minimum(along(ROWS), last.clamp(min=0))
     within = row * stride[ROWS] + along(HEADS) * stride[HEADS] + along(COLUMNS) * stride[COLUMNS]
     index = starts[batch.flatten()] + within
-    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), batch, row, rows)
+    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), batch, row, there)

@@ -69,7 +69,7 @@ class Scores:
 def _lengths(t, x, of: str):
     """[batch, 1, 1, 1]; None without padding."""
     if f"cu_seq_len_{of}" in x:
-        return x[f"cu_seq_len_{of}"].long().diff(dim=0)
+        return x[f"cu_seq_len_{of}"].long().flatten().diff().reshape(-1, 1, 1, 1)
     return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
 
 
