@@ -98,10 +98,14 @@ class SeenScores:
     scores: tuple[object, ...]
 
     @property
+    def of_columns(self) -> list[object]:
+        """Masks, of which a score that is seen is in each, of rows within their sequence."""
+        return [*(() if self.columns is None else (self.columns.transpose(-1, -2),)), *self.scores]
+
+    @property
     def all(self) -> list[object]:
         """Masks, of which a score that is seen is in each."""
-        reached = () if self.columns is None else (self.columns.transpose(-1, -2),)
-        return [*(() if self.rows is None else (self.rows,)), *reached, *self.scores]
+        return [*(() if self.rows is None else (self.rows,)), *self.of_columns]
 
 
 def seen(t, x, a, q, columns: int) -> SeenScores:
