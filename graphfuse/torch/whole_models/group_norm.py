@@ -31,7 +31,7 @@ _called_plainly, _observed = torch_private.called_plainly(), torch_private.obser
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
-    """What a module makes of x, and SiLU of that, each rounded to x's type, in x's layout. None where the class's own
+    """The norm of x by a module, or SiLU of that, each rounded to x's type, in x's layout. None where the class's own
     forward is to run: with gradients, under autocast or a compiler, of small tensors, and where parameters have another
     type or x another layout."""
     if is_dynamo_compiling() or not _is_taken(x, norm):
@@ -85,7 +85,7 @@ forward.__wrapped__ = torch.nn.GroupNorm.forward  # whose arguments inspect.sign
 
 
 def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What an activation makes of what a norm makes of x."""
+    """The activation of the norm of x."""
     if type(norm) is torch.nn.GroupNorm and type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
         if all(_called_plainly(module) and set_forward.runs_its_class(module) for module in (norm, activation)):
             made = group_norm(x, norm, silu=True)
