@@ -111,6 +111,13 @@ def test_each_module_without_frames_that_are_kept(fused, name):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("name", ["decoder.mid_block.attentions.0", "decoder.up_blocks.2.upsamplers.0"])
+def test_a_compiler_sees_the_own_forward_without_a_graph_break(fused, name):
+    part, x = fused.get_submodule(name), drawn(*PARTS[name])
+    with torch.no_grad():
+        assert distance(torch.compile(part, backend="eager", fullgraph=True)(x), own(part, x)) < CLOSE
+
+
 def test_a_decode_moves_no_activations_but_frames_that_are_kept(fused):
     """Of two samples, as torch keeps channels last on CPUs of more than one. The convolutions of a residual
     block have no padding, concatenation or layout change around them: what is left is one copy each of frames

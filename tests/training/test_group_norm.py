@@ -91,6 +91,17 @@ def test_no_kernel_is_made_for_another_resolution(last, plan_on, monkeypatch):
     assert counts == [2, 2, 2]
 
 
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_frames_as_images_are_read_where_they_lie(device, plan_on, ran):
+    plan_on(device)
+    video, of = drawn(1, 16, 3, 8, 8, dtype=torch.bfloat16), norm(dtype=torch.bfloat16)
+    x = video.transpose(1, 2).flatten(0, 1)
+    assert x.data_ptr() == video.data_ptr() and not x.is_contiguous()
+    made = group_norm.group_norm(x, of)
+    assert made.is_contiguous() and ran[0][0].data_ptr() == x.data_ptr()
+    torch.testing.assert_close(made.double(), exact(of, x), rtol=2**-7, atol=1e-2)
+
+
 def test_far_from_zero_it_is_as_exact_as_torch():
     of, x = norm(), drawn(1, 16, 32, 32) + 500
     wanted = exact(of, x)

@@ -49,7 +49,9 @@ _COMPARED = {
     ast.NotIn: lambda a, b: a not in b,
 }
 _ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
-_OF_NUMBERS = frozenset({len, int, float, bool, str, abs, min, max, any, all, *(f for f in vars(math).values() if callable(f))})
+_OF_NUMBERS = frozenset(
+    {len, int, float, bool, str, abs, min, max, any, all, *(f for f in vars(math).values() if callable(f))}
+)
 
 
 def run(

@@ -31,7 +31,8 @@ _called_plainly, _observed = torch_private.called_plainly(), torch_private.obser
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
-    """The norm of x by a module, or SiLU of that, each rounded to x's type, in x's layout. None where the class's own
+    """The norm of x by a module, or SiLU of that, each rounded to x's type, with places or channels last in
+    memory as in x. None where the class's own
     forward is to run: with gradients, under autocast or a compiler, of small tensors, and where parameters have another
     type or x another layout."""
     if is_dynamo_compiling() or not _is_taken(x, norm):
@@ -41,12 +42,11 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     piece = min(places & -places, _LONGEST)
     if piece < _SHORTEST:
         return None
-    if x.is_contiguous():
-        full = pieces = x.view(n, c, -1, piece)
+    if (flat := _viewed(x, n, c, places)) is not None:
+        full = pieces = flat.unflatten(-1, (-1, piece))
         channels, of_channel = 1, (n, c, 1, 1)
-    elif (last := x.movedim(1, -1)).is_contiguous():
-        full = last.view(n, places, c)
-        pieces = full.view(n, -1, piece, c).mT
+    elif (flat := _viewed(x.movedim(1, -1), n, places, c)) is not None:
+        full, pieces = flat, flat.unflatten(1, (-1, piece)).mT
         channels, of_channel = 2, (n, 1, c)
     else:
         return None
@@ -59,6 +59,15 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     shift = torch.addcmul(bias.view(by_group), mean[:, :, None], scale, value=-1)
     made = (scaled_channels_silu if silu else scaled_channels)(full, scale.view(of_channel), shift.view(of_channel))
     return made.view(x.shape) if full is pieces else made.view(n, *extents, c).movedim(-1, 1)
+
+
+def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
+    """A view of a tensor, whose last elements touch; None where there is none."""
+    try:
+        view = t.view(shape)
+    except RuntimeError:
+        return None
+    return view if view.stride(-1) == 1 else None
 
 
 def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
