@@ -246,7 +246,7 @@ def test_what_is_otherwise_runs_its_own_forward(one, change, when):
         torch.manual_seed(3)
         wanted = own(block, x)
         torch.manual_seed(3)
-        assert torch.equal(block(x), wanted)
+        assert distance(block(x), wanted) < CLOSE  # its norms are replaced when it first runs its own forward
         if change is not _stride:
             torch.manual_seed(3)
             wanted = own(one.decoder.mid_block, x)
@@ -295,7 +295,8 @@ def test_a_class_with_another_forward_is_not_known(one):
         """Another name, and the same forward."""
 
     block.__class__ = Twice
-    assert known.role(block) == "" and BLOCK not in {e.name for e in fuse(one).replaced}
+    became = {e.became for e in fuse(one).replaced if e.name == BLOCK}
+    assert known.role(block) == "" and became == {"region"}  # its norms with SiLU, each by itself
     block.__class__ = Other
     assert known.role(block) == known.RESIDUAL
 

@@ -200,6 +200,46 @@ def test_a_forward_keeps_its_class_and_its_defaults():
         block(x, thrice=True)
 
 
+def test_modules_in_a_row(ran):
+    model = torch.nn.Sequential(
+        norm(), torch.nn.SiLU(), norm(), norm(), torch.nn.SiLU(), torch.nn.Identity(), norm()
+    ).requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = model(x)
+    (said,) = [e.why for e in fuse(model).replaced if e.name == ""]
+    assert said == "0 and 1; 3 and 4"
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 4
+    model[1].register_forward_hook(lambda module, given, made: made * 0)
+    assert model(x).unique().numel() <= 16
+    unfuse(model)
+    assert "forward" not in vars(model)
+
+
+class OfRows(torch.nn.Module):
+    """Not straight, with norms of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act = torch.nn.RMSNorm(32), torch.nn.SiLU()
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.norm(x)
+            x = self.act(x)
+        return x
+
+
+def test_norms_of_rows_and_their_activation_are_one_kernel():
+    model, x = OfRows(), torch.randn(3, 32)
+    wanted = model(x)
+    (said,) = [e.why for e in fuse(model).replaced if e.name == ""]
+    assert said == "rmsnorm, swish; with norm and act"
+    torch.testing.assert_close(model(x), wanted)
+    model(x).sum().backward()
+    assert model.norm.weight.grad is not None
+
+
 class Mangled(Block):
     def forward(self, x):
         x = self.norm1(x)
@@ -212,7 +252,7 @@ class Mangled(Block):
 
 def test_a_forward_that_is_not_written_again_is_said():
     (said,) = [e.why for e in fuse(Mangled()).left]
-    assert said == "SiLU behind its norms: its forward reads names that its class makes its own"
+    assert said == "activations behind its norms: its forward reads names that its class makes its own"
 
 
 @pytest.mark.parametrize("of", ["norm1", "act"])

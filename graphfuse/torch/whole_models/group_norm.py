@@ -6,7 +6,6 @@ may be last in memory, or places.
 """
 
 import math
-from types import FunctionType
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -14,8 +13,6 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry
-from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.whole_models import statements
 from graphfuse.torch.whole_models.channel_kernels import row_moments, scaled_channels, scaled_channels_silu
 
 LEAST = 1 << 23
@@ -24,7 +21,7 @@ operations between them. Not measured."""
 _SHORTEST, _LONGEST = 16, 256
 """Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
 ones would be as many bytes as are read."""
-_BECAME = "group_norm"
+BECAME = "group_norm"
 _RUN_ON = frozenset({"cuda", "cpu"})
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _called_plainly, _observed = torch_private.called_plainly(), torch_private.observed()
@@ -85,7 +82,7 @@ def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
 
 
 def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling
-    """In the place of the class's own."""
+    """Forward in the place of the class's own."""
     made = group_norm(input, self)
     return type(self).forward(self, input) if made is None else made
 
@@ -103,34 +100,35 @@ def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor
     return activation(norm(x))
 
 
+def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    """Forward in the place of that of modules in a row."""
+    norm = None
+    for module in self:
+        if norm is None:
+            if type(module) is torch.nn.GroupNorm:
+                norm = module
+            else:
+                input = module(input)  # noqa: A001
+        else:
+            input, norm = followed(norm, module, input), None  # noqa: A001
+    return input if norm is None else norm(input)
+
+
+in_sequence.__wrapped__ = torch.nn.Sequential.forward
+
+
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
-    """Sets the forward of a group norm; of a module that has some, one in which SiLU is made with the norm before it.
-    None for any other module, and for one without such pairs."""
+    """Sets the forward of a group norm. None for any other module."""
+    if not isinstance(module, torch.nn.GroupNorm):
+        return None
     kind = type(module).__name__
-    if isinstance(module, torch.nn.GroupNorm):
-        if why := _why_left(module):
-            return Entry(name, kind, why=why)
-        set_forward.set_on(module, forward)
-        return Entry(name, kind, _BECAME, f"from {LEAST} elements")
-    children = [*module.named_children()]
-    norms = {n for n, child in children if isinstance(child, torch.nn.GroupNorm) and not _why_left(child)}
-    activations = {n for n, child in children if type(child) is torch.nn.SiLU}
-    own = type(module).forward
-    if not (norms and activations and isinstance(own, FunctionType)):
-        return None
-    try:
-        found = statements.joined(own, norms, activations, followed)
-    except ForwardDeclined as why:
-        return Entry(name, kind, why=f"SiLU behind its norms: {why}")
-    if found is None:
-        return None
-    if not set_forward.is_free(module):
-        return Entry(name, kind, why="its forward is set on the module already")
-    set_forward.set_on(module, found.function)
-    return Entry(name, kind, _BECAME, "; ".join(map(" and ".join, found.pairs)))
+    if why := why_left(module):
+        return Entry(name, kind, why=why)
+    set_forward.set_on(module, forward)
+    return Entry(name, kind, BECAME, f"from {LEAST} elements")
 
 
-def _why_left(norm: torch.nn.GroupNorm) -> str:
+def why_left(norm: torch.nn.GroupNorm) -> str:
     if type(norm) is not torch.nn.GroupNorm:
         return "its class is not torch's"
     if norm.weight is None or norm.bias is None:

@@ -14,7 +14,7 @@ from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.whole_models import forward, group_norm, layer, tensor_parallel
+from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
@@ -64,6 +64,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         entries += _attention(name, module)
         if (entry := group_norm.replaced(name, module)) is not None:
             entries.append(entry)
+        entries += pairs.replaced(name, module, own)
     return FuseReport(type(model).__name__, tuple(entries))
 
 

@@ -1,46 +1,45 @@
-"""A forward in which two statements that follow one another are one call: a norm of a variable, and its activation.
+"""A forward in which two statements that follow one another are one call: what two modules make of a variable.
 
 Nothing else of the forward is looked at, so that it may do whatever it does.
 """
 
 import ast
 import copy
-from collections.abc import Callable, Container, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
+
+import torch
 
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 _JOINED = "_graphfuse_joined"
 
+Pair = tuple[str, str]
+"""Names of two modules of a module."""
 
-@dataclass(frozen=True)
-class JoinedStatements:
-    """function: a class's forward with one call in the place of two. pairs: names of the modules that both were of."""
-
-    function: FunctionType
-    pairs: tuple[tuple[str, str], ...]
+Call = Callable[[torch.nn.Module, torch.nn.Module, torch.Tensor], torch.Tensor]
+"""Function of the two, and of what the first is given."""
 
 
-def joined(
-    own: FunctionType, first: Container[str], second: Container[str], call: Callable[..., object]
-) -> JoinedStatements | None:
-    """A forward in which `x = self.A(x)` and `x = self.B(x)`, for A of the names `first` and B of `second`, are
-    `x = call(self.A, self.B, x)`; None where it has no such. Raises ForwardDeclined where its source is not there.
+def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[FunctionType, list[Pair]]:
+    """A forward in which `x = self.A(x)` and `x = self.B(x)` are `x = call("A", "B")(self.A, self.B, x)`, unless there
+    is no such call; and the pairs that it has. Raises ForwardDeclined where its source is not there.
 
     B may stand behind branches, of which some end with A: then it is part of each.
     """
     tree = syntax_tree(own)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
-        return None
+        return own, []
+    found = _Pairs(tree.args.args[0].arg, functools.cache(call))
+    body = found.block(copy.deepcopy(tree.body))
+    if not found.calls:
+        return own, []
     if any(isinstance(n, ast.Attribute) and _is_mangled(n.attr) for n in ast.walk(tree)):
         raise ForwardDeclined("its forward reads names that its class makes its own")
-    found = _Pairs(tree.args.args[0].arg, first, second)
-    body = found.block(copy.deepcopy(tree.body))
-    if not found.pairs:
-        return None
-    return JoinedStatements(_made(own, tree, body, call), tuple(dict.fromkeys(found.pairs)))
+    return _made(own, tree, body, found.calls), [*found.calls]
 
 
 def _is_mangled(name: str) -> bool:
@@ -56,15 +55,15 @@ class _Step:
 
 
 class _Pairs:
-    def __init__(self, owner: str, first: Container[str], second: Container[str]) -> None:
-        self.owner, self.first, self.second = owner, first, second
-        self.pairs: list[tuple[str, str]] = []
+    def __init__(self, owner: str, call: Callable[[str, str], Call | None]) -> None:
+        self.owner, self.call = owner, call
+        self.calls = dict[Pair, Call]()
 
     def block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         for statement in statements:
             step = self._step(statement)
-            if found and step is not None and step.module in self.second and self._ends(found[-1], step):
+            if found and step is not None and self._ends(found[-1], step):
                 found[-1] = self._with(found[-1], step, statement)
                 continue
             for name in ("body", "orelse", "finalbody"):
@@ -85,28 +84,32 @@ class _Pairs:
         return None
 
     def _ends(self, last: ast.stmt, step: _Step) -> bool:
-        """True if a statement, or one of its branches, ends with a norm of the variable."""
+        """True if a statement, or one of its branches, ends with the first of a pair."""
         if isinstance(last, ast.If):
             return any(branch and self._ends(branch[-1], step) for branch in (last.body, last.orelse))
-        norm = self._step(last)
-        return norm is not None and norm.module in self.first and norm.variable == step.variable
+        first = self._step(last)
+        return first is not None and first.variable == step.variable and bool(self.call(first.module, step.module))
 
     def _with(self, last: ast.stmt, step: _Step, statement: ast.stmt) -> ast.stmt:
         if isinstance(last, ast.If):
             for name in ("body", "orelse"):
                 setattr(last, name, self.block([*getattr(last, name), copy.deepcopy(statement)]))
             return last
-        norm = self._step(last)
-        self.pairs.append((norm.module, step.module))
-        modules = [last.value.func, statement.value.func]
-        call = ast.Call(ast.Name(_JOINED, ast.Load()), [*modules, *last.value.args], [])
+        pair = self._step(last).module, step.module
+        self.calls[pair] = self.call(*pair)
+        given = [last.value.func, statement.value.func, *last.value.args]
+        call = ast.Call(ast.Name(_name(pair), ast.Load()), given, [])
         return ast.copy_location(ast.Assign(last.targets, ast.copy_location(call, last.value)), last)
 
 
-def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], call: Callable[..., object]) -> FunctionType:
+def _name(pair: Pair) -> str:
+    return "_".join((_JOINED, *pair))
+
+
+def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls: Mapping[Pair, Call]) -> FunctionType:
     """A function with another body, and all else that its own has: names of its file, its class, defaults."""
     code, cells = own.__code__, dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
-    cells[_JOINED] = CellType(call)
+    cells |= {_name(pair): CellType(call) for pair, call in calls.items()}
     inner = copy.copy(tree)
     inner.args, inner.body, inner.decorator_list, inner.returns = _without_defaults(tree.args), body, [], None
     around = ast.parse(f"def around({', '.join(cells)}): pass")
