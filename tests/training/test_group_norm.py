@@ -341,6 +341,17 @@ def test_compiled_it_is_the_compiler_s(ran):
     assert torch.equal(made, wanted) and not ran
 
 
+def test_exported_it_is_torch_s_for_any_size(ran, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", 1 << 9)
+    model = torch.nn.Sequential(norm(), torch.nn.SiLU()).requires_grad_(False)
+    fuse(model)
+    sizes = {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
+    made = torch.export.export(model, (drawn(1, 16, 8, 8),), dynamic_shapes=({**sizes},), strict=False).module()
+    x = drawn(1, 16, 4, 12)
+    assert not ran
+    torch.testing.assert_close(made(x), F.silu(exact(model[0], x)).float(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
     [

@@ -32,7 +32,7 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     memory as in x. None where the class's own
     forward is to run: with gradients, under autocast or a compiler, of small tensors, and where parameters have another
     type or x another layout."""
-    if is_dynamo_compiling() or not _is_taken(x, norm):
+    if is_dynamo_compiling() or _observed() or not _is_taken(x, norm):
         return None
     weight, bias, (n, c, *extents) = norm.weight, norm.bias, x.shape
     places = math.prod(extents)
@@ -78,7 +78,7 @@ def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
             return False
         if not torch_private.is_plain(t):
             return False
-    return not _observed()
+    return True
 
 
 def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling

@@ -30,9 +30,10 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
-    eager attention, is replaced in the same way. Modules of WAN's VAE are told by their source, and compute in
-    channels-last, which the strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off
-    their sum over ranks, without gradients, until the norm that reads it.
+    eager attention, is replaced in the same way. ``torch.nn.GroupNorm`` is two kernels, with SiLU behind it, for
+    inference and large tensors. Modules of WAN's VAE are told by their source, and compute in channels-last, which the
+    strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off their sum over ranks, without
+    gradients, until the norm that reads it.
 
     Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
     computed in float32 and rounded once.
