@@ -182,6 +182,49 @@ def test_what_is_no_pair_is_left_to_its_modules(ran):
     assert len(ran) == 2
 
 
+class Nested(Block):
+    def forward(self, x, of=lambda self, x: self(x)):
+        made = [self.act(self.norm1(y + 1)) for y in (x, x * 2)]
+        return of(self.conv, made[0] + made[1]) + self.act(self.act(self.norm2(self.norm1(x))))
+
+
+def test_calls_within_calls(ran):
+    block = Nested().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    (said,) = [e.why for e in fuse(block).replaced if e.name == ""]
+    assert {*said.split("; ")} == {"norm1 and act", "norm2 and act"}
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 4
+
+
+class Other(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = self.act = torch.nn.ReLU()
+
+
+class Scopes(Block):
+    def forward(self, x):
+        other = Other()
+
+        def run(self, x):
+            x = self.norm1(x)
+            x = self.act(x)
+            return x
+
+        return self.act(self.norm1(x)) + run(other, x) + (lambda self: self.act(self.norm1(x)))(other)
+
+
+def test_functions_within_a_forward_are_left(ran):
+    block = Scopes().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    fuse(block)
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 1
+
+
 class Inherited(Block):
     def forward(self, x, shift=0.0, *, twice=False):
         x = self.norm1(x)

@@ -1,4 +1,4 @@
-"""A forward in which two statements that follow one another are one call: what two modules make of a variable.
+"""A forward in which two calls that follow one another are one: what a module makes of what another makes.
 
 Nothing else of the forward is looked at, so that it may do whatever it does.
 """
@@ -16,6 +16,7 @@ from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 _JOINED = "_graphfuse_joined"
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Pair = tuple[str, str]
 """Names of two modules of a module."""
@@ -25,24 +26,26 @@ Call = Callable[[torch.nn.Module, torch.nn.Module, torch.Tensor], torch.Tensor]
 
 
 def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[FunctionType, list[Pair]]:
-    """A forward in which `x = self.A(x)` and `x = self.B(x)` are `x = call("A", "B")(self.A, self.B, x)`, unless there
-    is no such call; and the pairs that it has. Raises ForwardDeclined where its source is not there.
+    """A forward in which `x = self.A(x)` and `x = self.B(x)` are `x = call("A", "B")(self.A, self.B, x)`, and so is
+    `self.B(self.A(x))` of any x, unless there is no such call; and the pairs that it has. Raises ForwardDeclined where
+    its source is not there.
 
-    B may stand behind branches, of which some end with A: then it is part of each.
+    As a statement B may stand behind branches, of which some end with A: then it is part of each.
     """
     tree = syntax_tree(own)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
         return own, []
     found = _Pairs(tree.args.args[0].arg, functools.cache(call))
-    body = found.block(copy.deepcopy(tree.body))
+    body = found.block([found.visit(statement) for statement in copy.deepcopy(tree.body)])
     if not found.calls:
         return own, []
-    if any(isinstance(n, ast.Attribute) and _is_mangled(n.attr) for n in ast.walk(tree)):
+    if any(map(_is_mangled, ast.walk(tree))):
         raise ForwardDeclined("its forward reads names that its class makes its own")
     return _made(own, tree, body, found.calls), [*found.calls]
 
 
-def _is_mangled(name: str) -> bool:
+def _is_mangled(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name.startswith("__") and not name.endswith("__")
 
 
@@ -54,7 +57,7 @@ class _Step:
     module: str
 
 
-class _Pairs:
+class _Pairs(ast.NodeTransformer):
     def __init__(self, owner: str, call: Callable[[str, str], Call | None]) -> None:
         self.owner, self.call = owner, call
         self.calls = dict[Pair, Call]()
@@ -66,21 +69,42 @@ class _Pairs:
             if found and step is not None and self._ends(found[-1], step):
                 found[-1] = self._with(found[-1], step, statement)
                 continue
-            for name in ("body", "orelse", "finalbody"):
+            for name in () if isinstance(statement, _SCOPES) else ("body", "orelse", "finalbody"):
                 if isinstance(inner := getattr(statement, name, None), list):
                     setattr(statement, name, self.block(inner))
             found.append(statement)
         return found
 
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        inner = node.args[0] if len(node.args) == 1 else None
+        first, second = self._module(inner), self._module(node)
+        if not first or not second or not self.call(first, second):
+            return node
+        return self._called((first, second), node, [inner.func, node.func, *inner.args])
+
+    def _apart(self, node: ast.AST) -> ast.AST:
+        return node  # of which self may be another
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _apart
+
+    def _module(self, node: ast.AST | None) -> str:
+        """Name of a module that is called with one value; "" for anything else."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=module), args=[value], keywords=[]) if (
+                owner == self.owner and not isinstance(value, ast.Starred)
+            ):
+                return module
+        return ""
+
+    def _called(self, pair: Pair, of: ast.Call, given: list[ast.expr]) -> ast.expr:
+        self.calls[pair] = self.call(*pair)
+        return ast.copy_location(ast.Call(ast.Name(_name(pair), ast.Load()), given, []), of)
+
     def _step(self, statement: ast.stmt) -> _Step | None:
         match statement:
-            case ast.Assign(
-                targets=[ast.Name(id=variable)],
-                value=ast.Call(
-                    func=ast.Attribute(value=ast.Name(id=owner), attr=module), args=[ast.Name(id=given)], keywords=[]
-                ),
-            ) if owner == self.owner and given == variable:
-                return _Step(variable, module)
+            case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call(args=[ast.Name(id=given)]) as value):
+                return _Step(variable, module) if given == variable and (module := self._module(value)) else None
         return None
 
     def _ends(self, last: ast.stmt, step: _Step) -> bool:
@@ -96,10 +120,8 @@ class _Pairs:
                 setattr(last, name, self.block([*getattr(last, name), copy.deepcopy(statement)]))
             return last
         pair = self._step(last).module, step.module
-        self.calls[pair] = self.call(*pair)
-        given = [last.value.func, statement.value.func, *last.value.args]
-        call = ast.Call(ast.Name(_name(pair), ast.Load()), given, [])
-        return ast.copy_location(ast.Assign(last.targets, ast.copy_location(call, last.value)), last)
+        call = self._called(pair, last.value, [last.value.func, statement.value.func, *last.value.args])
+        return ast.copy_location(ast.Assign(last.targets, call), last)
 
 
 def _name(pair: Pair) -> str:
@@ -112,6 +134,7 @@ def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls:
     cells |= {_name(pair): CellType(call) for pair, call in calls.items()}
     inner = copy.copy(tree)
     inner.args, inner.body, inner.decorator_list, inner.returns = _without_defaults(tree.args), body, [], None
+    inner.type_params = []
     around = ast.parse(f"def around({', '.join(cells)}): pass")
     around.body[0].body = [inner]
     made = compile(ast.fix_missing_locations(around), code.co_filename, "exec", dont_inherit=True)
