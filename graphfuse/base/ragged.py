@@ -23,12 +23,12 @@ class Places:
     """Places of elements in memory. In place of a row that a batch does not have stands another that is there, so how
     much is read and written does not depend on the offsets.
 
-    index: of each element taken, from the first of the memory. batch, row: what it is of. rows: of each batch.
+    index: of each element taken, from the first of the memory. of: its batch, head, row and column, each along its axes.
+    rows: of each batch.
     """
 
     index: object
-    batch: object
-    row: object
+    of: tuple[object, ...]
     rows: object
 
     def read(self, memory: object):
@@ -39,23 +39,26 @@ class Places:
         """Puts the rows that each batch has in place. Nothing else is written."""
         if memory.device.type == "cpu" and not self.rows.any():
             return
-        heads, columns = (range(values.shape[axis]) for axis in (HEADS, COLUMNS))
-        heads, columns = (self.index.new_tensor(along) for along in (heads, columns))
-        taken = values[self.batch, heads[:, None, None], self.row, columns]
-        memory[self.index] = taken.where(self.rows.amax() > 0, memory[self.index])
+        memory[self.index] = values[self.of].where(self.rows.amax() > 0, memory[self.index])
+
+
+def rows(stride: Shape, offsets: object, multiplier: int):
+    """Rows up to where the next batch begins, of each batch. offsets: as of `places`."""
+    return (offsets.flatten().long() * multiplier).diff() // stride[ROWS]
 
 
 def places(torch, dim: Shape, stride: Shape, offsets: object, multiplier: int) -> Places:
     """offsets: where batches begin, and where the last ends, in units of `multiplier` elements."""
     starts = offsets.reshape(-1, 1, 1, 1).long() * multiplier
-    rows = (starts.diff(dim=0) // stride[ROWS]).clamp(0, dim[ROWS])
+    there = rows(stride, offsets, multiplier).clamp(0, dim[ROWS]).reshape(-1, 1, 1, 1)
 
     def along(axis: int):
         return torch.arange(dim[axis], device=starts.device).reshape([-1 if a == axis else 1 for a in range(4)])
 
-    batch = torch.where(rows > 0, along(BATCH), rows.argmax(dim=BATCH, keepdim=True))
-    last = rows[batch.flatten()] - 1
+    batch = torch.where(there > 0, along(BATCH), there.argmax(dim=BATCH, keepdim=True))
+    last = there[batch.flatten()] - 1
     row = torch.minimum(along(ROWS), last.clamp(min=0))
-    within = row * stride[ROWS] + along(HEADS) * stride[HEADS] + along(COLUMNS) * stride[COLUMNS]
+    of = batch, along(HEADS), row, along(COLUMNS)
+    within = sum(number * stride[axis] for axis, number in enumerate(of) if axis != BATCH)
     index = starts[batch.flatten()] + within
-    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), batch, row, rows)
+    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), of, there)
