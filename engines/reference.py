@@ -11,6 +11,7 @@ from graphfuse.contract import memory
 from graphfuse.contract.engine import Buffers, HostEngine, No, NoKnobs
 from graphfuse.contract.served import EVERYTHING
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
+from graphfuse.ops import OFFSETS
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
@@ -55,12 +56,26 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                     inputs[port] = _rounded(torch, inputs[port], made, compute)
                 for port in (p.name for p in node.op.outputs if p.kept):
                     inputs[port] = _load(torch, facts, node.output(port), device, buffers, compute)
+                if node.op.check is not None and device.memory == "cpu":
+                    _check_numbers(torch, facts, node, inputs)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
                     # Who reads an output reads what is stored, as where another engine made it.
                     values[t] = _rounded(torch, results[port], facts.graph.tensors[t].dtype, compute)
             for t in facts.outputs:
                 _store(torch, facts, t, device, buffers, values[t])
+
+
+def _check_numbers(torch, facts: Subgraph, node: Node, inputs) -> None:
+    """VariantPackError, which names the node, for numbers in memory that cannot be."""
+    tensors = facts.graph.tensors
+    places = {p.removesuffix(OFFSETS): p for p, _ in node.inputs if p.endswith(OFFSETS)}
+    apart = {p: tensors[t] for p, t in (*node.inputs, *node.outputs) if p in places}
+    room = {p: ragged.rows(apart[p].stride, inputs[at], apart[p].multiplier).tolist() for p, at in places.items()}
+    try:
+        node.op.check(inputs, dict(node.attributes), room)
+    except VariantPackError as error:
+        raise VariantPackError(f"{node}: {error}") from None
 
 
 def _moved(facts: Subgraph, node: Node) -> data_type:

@@ -1,12 +1,14 @@
-"""Pointwise nodes that read a product, a convolution or attention, as rows: for where a library runs that node alone.
+"""Pointwise nodes alone, as rows: those that read a product, a convolution or attention, for where a library runs that
+node alone; and any, for who plans a graph of nothing else.
 
-Rows run along the axis in which the product's elements touch in memory.
+Rows run along the axis in which the elements of what is made touch in memory.
 """
 
 from collections.abc import Iterator
 
 from graphfuse.contract.engine import No
 from graphfuse.contract.match import Match, Pattern, convex, single
+from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.epilogues import PRODUCTS
@@ -23,15 +25,17 @@ def _axes(match: Match) -> Axes:
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All pointwise nodes of the product's rows around one that reads it."""
+    """All pointwise nodes of its rows around the node of a match, or where that is a product, around one that reads
+    it."""
     graph, axes = match.graph, _axes(match)
 
     def may_join(index: int, inside: frozenset[int]) -> bool:
         return graph.nodes[index].op.pointwise and Matched(axes, inside, ROLES).take(index)
 
-    for reader in graph.consumers.get(match.anchor.outputs[0][1], ()):
-        if may_join(reader, frozenset()):
-            yield convex(graph, frozenset({reader}), may_join)
+    made, is_pointwise = match.anchor.outputs[0][1], match.anchor.op.pointwise
+    for node in match.subgraph.node_ids if is_pointwise else graph.consumers.get(made, ()):
+        if may_join(node, frozenset()):
+            yield convex(graph, frozenset({node}), may_join)
 
 
 def facts(match: Match) -> rows.RowFacts | No:
@@ -39,3 +43,6 @@ def facts(match: Match) -> rows.RowFacts | No:
 
 
 PATTERN = Pattern("behind", tuple(map(single, (*PRODUCTS, "sdpa"))), facts, grow)
+
+ALONE = Pattern("pointwise", tuple(single(name) for name, op in OPS.items() if op.pointwise), facts, grow)
+"""Not among those that every graph is planned with: a graph of norms has no use of it."""

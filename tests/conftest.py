@@ -79,8 +79,15 @@ def pytest_collection(session):
         return (yield)
     finally:
         gc.freeze()
+        gc.callbacks.append(keep_survivors)
         gc.set_threshold(20_000, 20, 20)  # of garbage there is little: a tenth of all time went into looking for it
         gc.enable()
+
+
+def keep_survivors(phase, info):
+    """What a search through everything leaves is in use for long: the next one need not go through it."""
+    if phase == "stop" and info["generation"] == 2:
+        gc.freeze()
 
 
 def pytest_sessionstart(session):

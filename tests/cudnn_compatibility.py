@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 import graphfuse
@@ -78,6 +78,8 @@ REFUSED: Mapping[str, str] = {
     "an entry under a uid or name that the graph does not have": "a result that is expected there is never written",
     "a buffer of another type, shape, strides, alignment or device than its tensor": "kernels would read and write "
     "other memory",
+    "on the CPU: lengths, ragged offsets, pages and groups of rows that do not fit the tensors": "values would be "
+    "wrong, or of other memory",
     "an output that overlaps an input or another output, where the plan cannot work in place": "values would be lost",
     "`execute` before `build_plans`": "a call that compiles would be taken for one that runs, or captured",
     "a name in `deselect_engines` that no engine has": "it would bar nothing",
@@ -141,16 +143,20 @@ def _row(section: str, name: str, theirs: list[str] | None, having: object, inst
         ours = getattr(having, name)
     parameters = "" if theirs is None or not callable(ours) else compared(theirs, ours)
     unmet = refused(name, arguments)
-    refuses = f"refuses {', '.join(f'`{argument}`' for argument in unmet)}" if unmet else ""
-    how = "; ".join(filter(None, (parameters, refuses, said)))
+    how = "; ".join(filter(None, (parameters, *_refusals(unmet), said)))
     takes = {argument: argument not in unmet and argument not in _missing(theirs, ours) for argument in arguments}
     return Row(name, DIFFERS_ if how else SAME, how, takes)
 
 
-def refused(name: str, arguments: Sequence[str]) -> list[str]:
-    """The arguments of cuDNN's that a method takes only where they ask for nothing."""
-    options = dict(OPS[name].not_offered) if name in OPS else cudnn_names.KEYWORDS
-    return [argument for argument in arguments if argument in options]
+def refused(name: str, arguments: Sequence[str]) -> dict[str, str]:
+    """The arguments of cuDNN's that a method takes only where they ask for nothing, and what to use instead."""
+    options = OPS[name].not_offered if name in OPS else cudnn_names.KEYWORDS
+    return {argument: options[argument][1] for argument in arguments if argument in options}
+
+
+def _refusals(unmet: Mapping[str, str]) -> Iterable[str]:
+    for instead, of_it in groupby(unmet, key=unmet.__getitem__):
+        yield f"refuses {', '.join(f'`{argument}`' for argument in of_it)} (instead: {instead})"
 
 
 def compared(theirs: list[str], ours: Callable[..., object]) -> str:

@@ -18,6 +18,7 @@ from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import (
     all_reduce_record,
+    autoencoders,
     cudnn_calls,
     followers,
     host_record,
@@ -173,6 +174,11 @@ def _wan_vae(record: dict) -> str:
     return f"{told}\n\n![The same, over the time of the first way of a case]({plot.kinds_name(wan_vae.NAME, record)})"
 
 
+def _autoencoders(record: dict) -> str:
+    where = _where(record["environment"], record["versions"])
+    return _told(where, tables.judged(autoencoders.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
+
+
 def _ranking(record: dict) -> str:
     return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
 
@@ -212,6 +218,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     "torch-products": _torch_products,
     "wan-block": _wan_block,
     "wan-vae": _wan_vae,
+    "autoencoders": _autoencoders,
     "ranking": _ranking,
     "all-reduce": _all_reduce,
     "tensor-parallel": _tensor_parallel,

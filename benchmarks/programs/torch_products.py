@@ -12,114 +12,17 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from graphfuse.benchmarks import record, tables
-from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs import torch_attention, turns
+from graphfuse.benchmarks.programs.torch_problem import ONE_ROUNDING, ROUNDED_INSIDE, Problem, drawn
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 
-if TYPE_CHECKING:
-    import torch
-
-ENGINES = ("rows", "torch", "reference")
 OURS, PLAIN, REFERENCE = "graphfuse", "torch", "reference engine"
 LIMIT = 1.1
 CALLS, ROUNDS = 200, 30
-
-
-@dataclass
-class Problem:
-    """One graph and the same by torch.
-
-    name: of the problem, for the tables.
-    draw: adds the nodes to a graph, given it and its tensors by name; returns the output.
-    plain: the same by torch's calls, given tensors by name.
-    read: inputs by name.
-    out: like what is written.
-    tolerance: of elements, and of the largest one.
-    settings: of torch's, while it is checked.
-    rounds: whether intermediates are rounded to the type of the output, as torch's are.
-    """
-
-    name: str
-    draw: Callable[..., object]
-    plain: Callable[..., object]
-    read: dict[str, torch.Tensor]
-    out: torch.Tensor
-    tolerance: tuple[float, float]
-    settings: dict[str, object] = field(default_factory=dict)
-    rounds: bool = False
-
-    def graph(self, engines: Sequence[str]):
-        import graphfuse as gf
-
-        own = _named(self.out.dtype)
-        between = {"intermediate_data_type": gf.data_type.FLOAT}
-        if self.rounds:
-            between = {"intermediate_data_type": own, "intermediate_rounding": "declared"}
-        graph = gf.pygraph(self.name, io_data_type=own, **between)
-        tensors = {name: graph.tensor_like(t) for name, t in self.read.items()}
-        made = self.draw(graph, **tensors)
-        made.set_output().set_name("out").set_data_type(own)
-        made.set_dim(list(self.out.shape)).set_stride(list(self.out.stride()))
-        graph.build([gf.heur_mode.A], engines=list(engines))
-        others = {t: _like(t) for t in graph.get_outputs() if t is not made}
-        return graph, {**{tensors[name]: t for name, t in self.read.items()}, made: self.out, **others}
-
-    def call(self, engines: Sequence[str] = ENGINES) -> tuple[Callable[[], object], str]:
-        """What runs the graph, and the name of its plan."""
-        graph, pack = self.graph(engines)
-        space = _space(graph.get_workspace_size())
-        return lambda: graph.execute(pack, space), graph.get_plan_name_at_index(0)
-
-    def by_torch(self) -> Callable[[], object]:
-        return lambda: self.plain(**self.read)
-
-    def distance(self, got: torch.Tensor) -> float:
-        """How far it is from float64, over what is accepted."""
-        exact = self.plain(**{name: t.double() for name, t in self.read.items()})
-        if not got.isnan().equal(exact.isnan()):
-            return float("inf")
-        near, floor = self.tolerance
-        size = exact.abs().nan_to_num(0.0)
-        accepted = near * size + floor * size.max()
-        return float(((got.double() - exact).abs().nan_to_num(0.0) / accepted).max())
-
-
-def _like(t) -> torch.Tensor:
-    """Memory for a tensor of a graph."""
-    import torch
-
-    return torch.empty(t.get_dim(), dtype=getattr(torch, t.get_data_type().facts.torch), device="cuda")
-
-
-def _space(size: int):
-    import torch
-
-    return torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
-
-
-def _named(dtype: torch.dtype):
-    from graphfuse.base.dtypes import from_foreign
-
-    return from_foreign(dtype)
-
-
-def drawn(*shape: int, dtype: str = "bfloat16", last: bool = False, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    import torch
-
-    x = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)) * scale
-    x = x.to(getattr(torch, dtype))
-    return x.contiguous(memory_format=torch.channels_last) if last else x
-
-
-ONE_ROUNDING = {"bfloat16": (2.0**-8, 2.0**-15), "float16": (2.0**-11, 2.0**-15), "float32": (2.0**-16, 2.0**-16)}
-"""Of a result; and what sums in float32 lose, over the largest. TF32 loses 20 times as much."""
-ROUNDED_INSIDE = (2.0**-7, 2.0**-7)
-"""Of attention, whose exponentials are rounded, and of graphs whose intermediates are."""
 
 
 def product(
@@ -146,7 +49,7 @@ def product(
         return getattr(torch.nn.functional, activation)(y) if activation else y
 
     name = " ".join(filter(None, ("matmul", "x".join(map(str, (*batch, m, n, k))), dtype, after)))
-    out = torch.empty(*batch, m, n, dtype=a.dtype, device="cuda")
+    out = torch.empty(*batch, m, n, dtype=a.dtype, device=a.device)
     return Problem(name, draw, plain, read, out, ONE_ROUNDING[dtype], **more)
 
 
@@ -223,64 +126,6 @@ def convolution(
     return Problem(name, draw, plain, read, torch.empty_like(like), tolerance, **more)
 
 
-def attention(
-    shape: tuple[int, ...],
-    causal: bool,
-    heads: int = 0,
-    window: int = 0,
-    dtype: str = "bfloat16",
-    stats: bool = False,
-    **more,
-) -> Problem:
-    """shape: (batch, heads, rows, columns). heads: of k and v. window: how many rows of k each row attends to. stats:
-    whether the statistics are what is looked at."""
-    import torch
-
-    batch, count, rows, columns = shape
-    of_k = (batch, heads or count, rows, columns)
-    read = {
-        "q": drawn(*shape, dtype=dtype),
-        "k": drawn(*of_k, dtype=dtype, seed=1),
-        "v": drawn(*of_k, dtype=dtype, seed=2),
-    }
-    scale, q_like = columns**-0.5, read["q"]
-    asked = {"use_causal_mask": True} if causal else {}
-    if window:
-        asked["sliding_window_length"] = window
-
-    def draw(g, q, k, v):
-        made = g.sdpa(q, k, v, attn_scale=scale, generate_stats=stats, **asked)
-        if stats:
-            made[0].set_output().set_data_type(_named(q_like.dtype)).set_name("o")
-        return made[int(stats)]
-
-    def plain(q, k, v):
-        if stats:
-            scores = q @ k.repeat_interleave(count // (heads or count), 1).transpose(-1, -2) * scale
-            hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
-            scores = scores.masked_fill(hidden, -float("inf")) if causal else scores
-            return scores.logsumexp(-1, keepdim=True)
-        mask = None
-        if window:
-            mask = torch.ones(rows, rows, dtype=torch.bool, device="cuda").triu(1 - window)
-            mask = mask.tril() if causal else mask
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=heads not in (0, count)
-        )
-
-    parts = [
-        "sdpa",
-        "x".join(map(str, shape)),
-        dtype,
-        "causal" if causal else "",
-        f"{heads} heads of k" if heads else "",
-    ]
-    parts.append(f"window {window}" if window else "")
-    parts.append("statistics" if stats else "")
-    out = torch.empty(*shape[:3], 1, device="cuda") if stats else torch.empty_like(q_like)
-    return Problem(" ".join(filter(None, parts)), draw, plain, read, out, ROUNDED_INSIDE, **more)
-
-
 def checks() -> Iterator[Problem]:
     """Small problems of all kinds."""
     for dtype, batch, after in itertools.product(
@@ -304,10 +149,7 @@ def checks() -> Iterator[Problem]:
         yield convolution("fprop", (4, 32, 20, 24, 48), 3, last, uneven=1)
     for kind, window in itertools.product(("fprop", "dgrad", "wgrad"), ((2, 1, 1), (1, 2, 1), (2, 2, 4), (1, 1, 32))):
         yield convolution(kind, (4, 32, 21, 24, 64), 3, True, window=window)
-    for causal, heads, dtype, stats in itertools.product((True, False), (0, 2), ("bfloat16", "float16"), (True, False)):
-        yield attention((2, 8, 200, 64), causal, heads, dtype=dtype, stats=stats)
-    yield attention((2, 8, 200, 64), True, window=17)
-    yield attention((2, 8, 200, 128), False, window=33)
+    yield from torch_attention.checks()
 
 
 def measured() -> Iterator[Problem]:
@@ -327,15 +169,13 @@ def measured() -> Iterator[Problem]:
     yield convolution("fprop", (32, 256, 56, 56, 256), 3, True, after="bias silu", rounds=True)
     yield convolution("dgrad", (32, 256, 56, 56, 256), 3, True)
     yield convolution("wgrad", (32, 256, 56, 56, 256), 3, True)
-    yield attention((2, 16, 4096, 128), True)
-    yield attention((2, 16, 4096, 128), False)
-    yield attention((2, 32, 4096, 128), True, heads=8)
+    yield from torch_attention.measured()
 
 
 TINY = (
     lambda: product((), 64, 64, 64),
     lambda: convolution("fprop", (1, 32, 8, 8, 32), 3, True),
-    lambda: attention((1, 2, 64, 64), True),
+    lambda: torch_attention.attention((1, 2, 64, 64), True),
 )
 """Problems whose calls are timed on the host."""
 

@@ -34,6 +34,7 @@ from types import MappingProxyType
 from graphfuse.base import settings
 from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
 from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
 from graphfuse.benchmarks.programs.wan_vae_cases import (
@@ -45,9 +46,6 @@ from graphfuse.benchmarks.programs.wan_vae_cases import (
     WAYS,
     VideoCase,
     VideoWay,
-    called,
-    given,
-    model,
 )
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
@@ -69,7 +67,7 @@ def _measured(content: dict, call: str, *ways: str) -> list[tuple[str, list[dict
     ]
 
 
-def _faster(over: str, call: str, limit: float) -> Target:
+def faster(over: str, call: str, limit: float) -> Target:
     def figure(content: dict):
         found = _measured(content, call, over, OURS)
         return min(((a["ms"]["median"] / b["ms"]["median"], name) for name, (a, b) in found), default=None)
@@ -77,7 +75,7 @@ def _faster(over: str, call: str, limit: float) -> Target:
     return Target(f"{call}: times as fast as {over}, at worst", limit, True, figure)
 
 
-def _no_more(what: str, key: str, limit: float) -> Target:
+def no_more(what: str, key: str, limit: float) -> Target:
     def figure(content: dict):
         found = _measured(content, "", EAGER, OURS)
         return max(((b[key] / a[key], name) for name, (a, b) in found), default=None)
@@ -93,11 +91,11 @@ def _started(what: str, key: str, limit: float) -> Target:
 
 
 TARGETS = (
-    _faster(EAGER, "decode", 2.1),
-    _faster(COMPILED, "decode", 2.1),
-    _faster(EAGER, "encode", 1.8),
-    _no_more("error against float32", "error", 1.05),
-    _no_more("peak memory", "peak_bytes", 1.0),
+    faster(EAGER, "decode", 2.1),
+    faster(COMPILED, "decode", 2.1),
+    faster(EAGER, "encode", 1.8),
+    no_more("error against float32", "error", 1.05),
+    no_more("peak memory", "peak_bytes", 1.0),
     _started("no kernels kept", "cold_s", 10.0),
     _started("kernels kept", "kept_s", 2.0),
 )
@@ -130,7 +128,7 @@ def peak(call: Callable[[], object]) -> int:
 
 
 def measure(
-    case: VideoCase,
+    case: VideoCase | DecodeCase,
     ways: Mapping[str, VideoWay],
     rounds: int,
     top: int = 0,
@@ -142,16 +140,16 @@ def measure(
 
     entries: dict[str, dict] = {}
     calls: dict[str, Callable[[], torch.Tensor]] = {}
-    x, on_gpu = given(case, device), device.startswith("cuda")
+    x, on_gpu = case.given(device), device.startswith("cuda")
     with torch.no_grad():
         with torch.backends.cudnn.flags(allow_tf32=False):
-            exact = called(model(torch.float32, device, **sizes), case)(x).cpu()
-        x, base = x.bfloat16(), model(torch.bfloat16, device, **sizes)
+            exact = case.called(case.model(torch.float32, device, **sizes))(x).cpu()
+        x, base = x.bfloat16(), case.model(torch.bfloat16, device, **sizes)
         for title, way in ways.items():
             try:
                 with limited(way.seconds, title):
                     begin = time.perf_counter()
-                    of = called(way.make(copy.deepcopy(base)), case)
+                    of = case.called(way.make(copy.deepcopy(base)))
                     made = of(x).float().cpu()
                     first = time.perf_counter() - begin
                     call = calls[title] = lambda of=of: of(x)
@@ -193,13 +191,13 @@ _CHILD = """
 import time, torch
 from graphfuse.benchmarks.programs import wan_vae_cases as cases
 case = cases.CASES[0]
-vae, x = cases.model(torch.bfloat16, "cuda"), cases.given(case, "cuda").bfloat16()
+vae, x = case.model(torch.bfloat16, "cuda"), case.given("cuda").bfloat16()
 import graphfuse.torch
 torch.nn.functional.conv2d(x[:, :, 0], torch.ones(1, 16, 3, 3, device="cuda", dtype=x.dtype))  # loads cuDNN
 torch.cuda.synchronize()
 begin = time.perf_counter()
 with torch.no_grad():
-    cases.called(cases.WAYS[cases.OURS].make(vae), case)(x)
+    case.called(cases.WAYS[cases.OURS].make(vae))(x)
 torch.cuda.synchronize()
 print(time.perf_counter() - begin)
 """

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-EAGER, BY_HAND, COMPILED, TUNED, OURS = (
+EAGER, BY_HAND, COMPILED, TUNED, OURS, OURS_BY_HAND = (
     "eager",
     "eager, channels-last by hand",
     "torch.compile",
     "torch.compile (max-autotune), channels-last by hand",
     "fuse",
+    "fuse, channels-last by hand",
 )
 
 
@@ -48,6 +49,18 @@ class VideoCase:
             return (1, 16, self.frames, self.height, self.width)
         return (1, 3, 4 * self.frames - 3, 8 * self.height, 8 * self.width)
 
+    def model(self, dtype: torch.dtype, device: str, **sizes: object) -> torch.nn.Module:
+        return model(dtype, device, **sizes)
+
+    def given(self, device: str) -> torch.Tensor:
+        x = drawn(self.shape, device)
+        return x if self.call == "decode" else x.clamp(-1, 1)
+
+    def called(self, vae: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        if self.call == "decode":
+            return lambda x: vae.decode(x).sample
+        return lambda x: vae.encode(x).latent_dist.parameters
+
 
 SHORT = (EAGER, BY_HAND, OURS)
 CASES = (
@@ -72,17 +85,10 @@ def model(dtype: torch.dtype, device: str, **sizes: object) -> torch.nn.Module:
     return made.to(device, dtype)
 
 
-def given(case: VideoCase, device: str) -> torch.Tensor:
+def drawn(shape: tuple[int, ...], device: str) -> torch.Tensor:
     import torch
 
-    drawn = torch.randn(case.shape, device=device, generator=torch.Generator(device).manual_seed(5))
-    return drawn if case.call == "decode" else drawn.clamp(-1, 1)
-
-
-def called(vae: torch.nn.Module, case: VideoCase) -> Callable[[torch.Tensor], torch.Tensor]:
-    if case.call == "decode":
-        return lambda x: vae.decode(x).sample
-    return lambda x: vae.encode(x).latent_dist.parameters
+    return torch.randn(shape, device=device, generator=torch.Generator(device).manual_seed(5))
 
 
 def _by_hand(vae: torch.nn.Module) -> torch.nn.Module:
@@ -120,5 +126,6 @@ WAYS: dict[str, VideoWay] = {
         "compile_max_autotune", lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"), 480.0
     ),
     OURS: VideoWay("fuse", _fused),
+    OURS_BY_HAND: VideoWay("fuse_channels_last", lambda vae: _fused(_by_hand(vae))),
 }
 """By title, as records have them."""

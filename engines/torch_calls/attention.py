@@ -153,7 +153,8 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
         is_number = port in _MASKS or port.endswith(OFFSETS)
         kind = data_type.FLOAT if port.lower() == "stats" else None if is_number else q.dtype
         if kind is not None and t.dtype is not kind:
-            return f"{t} is no {kind.name}; accepted: {kind.name}"
+            how = "; an output of the graph is stored as that" if t.virtual else ""
+            return f"{t} is no {kind.name}; accepted: {kind.name}{how}"
     empty = next((t for t in read.values() if not t.elements), None)
     return None if empty is None else f"{empty} has no elements"
 
@@ -243,8 +244,10 @@ def _call(torch, asked: Asked, x, scale: float, extra: bool) -> _Call:
     if asked.band is not None:
         return _Call(x, None, None, causal, asked.band, scale, extra)
     masks = seen(torch, x, asked.attributes, x["q"], x["k"].shape[2])
-    shift = _drawn(torch, x, masks.all)
-    anything = (shift != -math.inf).any(dim=-1, keepdim=True)
+    shift = _drawn(torch, x, masks.of_columns)
+    anything = shift.amax(dim=-1, keepdim=True) != -math.inf
+    # Rows beyond a sequence are not drawn: the same columns masked for all rows are few numbers.
+    anything = anything if masks.rows is None else anything & masks.rows
     # Memory beyond a sequence may hold NaN, which zero times it would be.
     ends = {"q": masks.rows, "o": masks.rows, "dO": masks.rows, "k": masks.columns, "v": masks.columns}
     x = x | {port: within(torch, x[port], end) for port, end in ends.items() if port in x}
@@ -257,13 +260,13 @@ def _call(torch, asked: Asked, x, scale: float, extra: bool) -> _Call:
 
 def _drawn(torch, x, masks):
     """The bias, -infinity where masked, where kernels can read it."""
-    q, bias, columns = x["q"], x.get("bias"), x["k"].shape[2]
-    if not masks and _readable(bias, columns):
+    bias, columns = x.get("bias"), x["k"].shape[2]
+    if bias is not None and not masks and _readable(bias, columns):
         return bias
     parts = [t.shape for t in (*masks, bias) if t is not None]
-    extents = torch.broadcast_shapes((1, 1, q.shape[2], columns), *parts)
+    extents = torch.broadcast_shapes((1, 1, 1, columns), *parts)
     room = -(-columns // _BIAS) * _BIAS
-    drawn = torch.zeros((*extents[:3], room), dtype=q.dtype, device=q.device)[..., :columns]
+    drawn = x["q"].new_zeros((*extents[:3], room))[..., :columns]
     if bias is not None:
         drawn.copy_(bias)
     for mask in masks:

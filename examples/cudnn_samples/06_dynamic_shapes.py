@@ -118,5 +118,35 @@ except cudnn.VariantPackError as error:
 else:
     raise AssertionError("the columns of a norm were changed")
 
+# %% [markdown]
+# ## Attention
+#
+# Sequences may be others in number and length.
+
+# %%
+graph = cudnn.pygraph(
+    io_data_type=cudnn.data_type.BFLOAT16,
+    intermediate_data_type=cudnn.data_type.FLOAT,
+    compute_data_type=cudnn.data_type.FLOAT,
+    handle=handle,
+    is_override_shape_enabled=True,
+)
+Q, K, V = (graph.tensor(dim=[4, 8, 128, 32]).set_uid(uid) for uid in (1, 2, 3))
+OUT, _ = graph.sdpa(q=Q, k=K, v=V, attn_scale=32**-0.5, generate_stats=False, use_causal_mask=True)
+OUT.set_output(True).set_uid(4)
+graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+
+for batch, rows in ((4, 128), (1, 128), (3, 40)):
+    q, k, v = (torch.randn(batch, 8, rows, 32, device=device, dtype=torch.bfloat16) for _ in range(3))
+    o = torch.empty_like(q)
+    overrides = {"override_uids": [1, 2, 3, 4], "override_shapes": [list(q.shape)] * 4}
+    size = graph.get_workspace_size(handle, **overrides)
+    workspace = torch.empty(size, device=device, dtype=torch.uint8)
+    graph.execute({1: q, 2: k, 3: v, 4: o}, workspace, handle=handle, **overrides)
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device=device).triu(1)
+    scores = (q.double() @ k.double().mT * 32**-0.5).masked_fill(hidden, -float("inf"))
+    torch.testing.assert_close(o.double(), scores.softmax(-1) @ v.double(), rtol=2e-2, atol=2e-2)
+    print(f"attention of {batch} sequences of {rows} rows: agrees with float64")
+
 # %%
 cudnn.destroy_handle(handle)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
 
 
@@ -18,9 +17,12 @@ def several(what: str, values: object) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def check_unasked(where: str, given: Mapping[str, object]) -> None:
-    """GraphNotSupportedError for an argument of cuDNN's that asks for what is not here. given: the value of each."""
-    for argument, value in given.items():
-        asking_for_nothing, instead = KEYWORDS[argument]
-        if type(value) is not type(asking_for_nothing) or value != asking_for_nothing:
+def check_unasked(where: str, refused: Mapping[str, tuple[object, str]], given: Mapping[str, object]) -> None:
+    """GraphNotSupportedError for an argument of cuDNN's that asks for what is not here.
+
+    refused: by argument the value beside None that asks for nothing, and what takes the place of any other.
+    """
+    for argument, (nothing, instead) in refused.items():
+        value = given.get(argument)
+        if value is not None and (type(value) is not type(nothing) or value != nothing):
             raise GraphNotSupportedError(f"{where}: {argument} is {value!r}; instead: {instead}")

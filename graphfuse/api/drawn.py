@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graphfuse.api import node_arguments
 from graphfuse.api.checks import check_unasked
 from graphfuse.api.uids import Uids
+from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import (
@@ -142,7 +143,7 @@ class Drawn(Recorded, OpMethods):
         in_place_index: which input lies where the output has it; only None is offered.
         """
         where = f"concatenate {name!r}" if name else "concatenate"
-        check_unasked(where, {"in_place_index": in_place_index})
+        check_unasked(where, KEYWORDS, {"in_place_index": in_place_index})
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
         for n, t in enumerate(inputs):  # before anything is drawn
@@ -195,14 +196,17 @@ class Drawn(Recorded, OpMethods):
             if value is None and port.optional:
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):
-                value = self.tensor_scalar(value, name=f"{name}::{port.name}")
+                kind = port.types[0] if port.numbers and port.types else data_type.FLOAT
+                value = self.tensor_scalar(value, kind, f"{name}::{port.name}")
             self._check_operand(where, port.name, value, node_arguments.order(op))
             inputs[port.name] = value
         return inputs
 
     def _check_operand(self, where: str, port: str, value: object, order: str = "") -> None:
         if not isinstance(value, Tensor):
-            raise GraphTypeError(f"{where}: {port} must be a tensor of this graph or a number, got {value!r}{order}")
+            raise GraphTypeError(
+                f"{where}: {port} must be a tensor of this graph or a number, got {_shown(value)}{order}"
+            )
         if not self._uids.has(value):
             raise GraphValidationError(f"{where}: {port} ({value.get_name()!r}) belongs to another graph")
 
@@ -278,3 +282,9 @@ class Drawn(Recorded, OpMethods):
     def _forget(self) -> None:
         """The graph has changed."""
         self._ir = None
+
+
+def _shown(value: object) -> str:
+    """Text of what was given in place of a tensor, without the elements of an array."""
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {list(shape)}, of which tensor_like makes one" if shape else repr(value)

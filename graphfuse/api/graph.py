@@ -78,7 +78,11 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             from graphfuse.runtime.handle import alive
 
             alive(handle)
-        check_unasked(f"graph {name!r}", {"sm_count": sm_count, "cuda_graph_retention": cuda_graph_retention})
+        check_unasked(
+            f"graph {name!r}",
+            cudnn_names.KEYWORDS,
+            {"sm_count": sm_count, "cuda_graph_retention": cuda_graph_retention},
+        )
         check_flag(f"graph {name!r}: is_dynamic_shape_enabled", is_dynamic_shape_enabled)
         check_flag(f"graph {name!r}: is_override_shape_enabled", is_override_shape_enabled)
         check_flag(f"graph {name!r}: is_cuda_graph_replay_expected", is_cuda_graph_replay_expected)

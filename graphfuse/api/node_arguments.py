@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from graphfuse.api.checks import check_unasked
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
+from graphfuse.base.errors import GraphTypeError
 from graphfuse.op_graph.tensor import checked_number
 from graphfuse.ops import Attribute, Op
 
@@ -15,7 +16,7 @@ def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any
     where: what an error says it is about. GraphTypeError for a wrong type, GraphNotSupportedError for one of cuDNN's
     options that is not offered.
     """
-    _check_offered(where, op, given)
+    check_unasked(where, op.not_offered, given)
     return {a.name: _value(where, op, a, given.get(a.name, a.default)) for a in op.attributes}
 
 
@@ -35,14 +36,6 @@ def _value(where: str, op: Op, a: Attribute, given: Any) -> Any:
         raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {given!r}{order(op)}")
     # Kernels compute with it in float32.
     return checked_number(f"{where}: {a.name}", given, data_type.FLOAT) if a.types == (float, int) else given
-
-
-def _check_offered(where: str, op: Op, given: Mapping[str, object]) -> None:
-    for name, only in op.not_offered:
-        value = given.get(name)
-        if value is not None and (type(value) is not type(only) or value != only):
-            leave = "leave it out" if only is None else f"leave it out, or {only!r}"
-            raise GraphNotSupportedError(f"{where}: {name} is not offered; {leave}")
 
 
 def _all_of(where: str, a: Attribute, given: object) -> tuple[object, ...]:

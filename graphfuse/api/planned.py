@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from graphfuse.api.checks import check_unasked, several
 from graphfuse.api.drawn import Drawn
 from graphfuse.base.cudnn_keywords import also
+from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
 from graphfuse.base.errors import GraphTypeError
 
@@ -71,7 +72,7 @@ class PlannedGraph(Drawn):
         A plan that turns out not to work here is passed over, with a warning if its kernel does not compile.
         GraphNotSupportedError where none is left, KernelCompileError where the only one does not compile.
         """
-        check_unasked("build_plans", {"ctx": ctx})
+        check_unasked("build_plans", KEYWORDS, {"ctx": ctx})
         _check_policy("build_plans", policy)
         self._need(self._planner, "build_operation_graph").build(policy)
 
@@ -85,7 +86,7 @@ class PlannedGraph(Drawn):
         ctx: None = None,
     ) -> None:
         """All steps from validate to build_plans."""
-        check_unasked("build", {"ctx": ctx})
+        check_unasked("build", KEYWORDS, {"ctx": ctx})
         _check_policy("build", policy)
         self.validate()
         self.build_operation_graph(patterns=patterns, engines=engines)

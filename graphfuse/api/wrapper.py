@@ -11,7 +11,7 @@ tensors, and allocates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphfuse.api import pygraph
@@ -26,11 +26,12 @@ from graphfuse.base.errors import (
 )
 from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.ops import OPS
+from graphfuse.ops import OPS, SPELLINGS
 
 if TYPE_CHECKING:
     import torch
 
+_DRAW = {*OPS, *SPELLINGS, "concatenate"}
 _CREATE = ("tensor", "tensor_like", "tensor_scalar")
 _LOOK = (
     "explain",
@@ -106,26 +107,34 @@ class Graph:
         if name in _LOOK:
             self._need("built", name)
             return found
-        if name not in OPS and name not in _CREATE:
+        if name not in _DRAW and name not in _CREATE:
             raise GraphStateError(f"Graph has no {name}: it builds and runs itself; accepted: a pygraph, which has it")
         self._need("open", name)
-        return found if name in _CREATE else lambda *args, **kwargs: self._add(name, found, args, kwargs)
+        return found if name in _CREATE else lambda *args, **kwargs: self._add(found, args, kwargs)
 
     def _need(self, state: str, what: str) -> None:
         if self._state != state:
             when = {"open": "inside of its with block", "built": "after its with block"}[state]
             raise GraphStateError(f"graph {self._graph.name!r}: {what} is for {when}; the graph is {self._state}")
 
-    def _add(self, op: str, method: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        made = method(*map(self._tensor, args), **{name: self._tensor(value) for name, value in kwargs.items()})
+    def _add(self, method: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        given: dict[str, Any] = {name: self._tensor(value) for name, value in kwargs.items()}
+        made = method(*map(self._tensor, args), **given)
         node = self._graph.nodes[-1]
-        for position, port in enumerate(p.name for p in OPS[op].inputs):
-            if port in node.inputs:
-                self._names[f"{node.name}::{port}"] = self._names[f"{node.name}::{position}"] = node.inputs[port]
+        spelling = SPELLINGS.get(method.__name__)
+        cudnns = {port: name for name, port in (spelling and spelling.parameters) or ()}
+        read = {cudnns.get(port.name, port.name): node.inputs.get(port.name) for port in node.op.inputs}
+        if "inputs" in given:  # of concatenate, whose last node reads the last of them
+            read = {str(position): t for position, t in enumerate(given["inputs"])}
+        named = (*read.items(), *enumerate(read.values()), *((port, node.outputs.get(port)) for port in node.op.given))
+        self._names |= {f"{node.name}::{name}": t for name, t in named if t is not None}
         return made
 
     def _tensor(self, value: Any) -> object:
-        """The graph's tensor for an array; anything else as it is."""
+        """The graph's tensor for an array, also in a list or tuple; anything else as it is."""
+        if isinstance(value, list | tuple):
+            made = [self._tensor(one) for one in value]
+            return made if isinstance(value, list) else tuple(made)
         if isinstance(value, Tensor) or not any(hasattr(value, name) for name in _ARRAY):
             return value
         if id(value) not in self._arrays:
@@ -150,7 +159,7 @@ class Graph:
                 where = f"graph {self._graph.name!r}: {kind} {position}"
                 t = self._find(name)
                 if t is None:
-                    known = self._known()
+                    known = self._called(self._bound())
                     raise GraphValidationError(f"{where} ({_short(name)}) is no tensor of it; there are: {known}")
                 if t.get_is_virtual():
                     raise GraphValidationError(f"{where} ({t.get_name()!r}) is virtual; accepted: inputs and outputs")
@@ -176,7 +185,7 @@ class Graph:
         if self._inputs is None:
             raise GraphStateError(f"graph {self._graph.name!r}: call set_io_tuples() first, or give one dict of arrays")
         if len(args) != len(self._inputs):
-            names = ", ".join(repr(t.get_name()) for t in self._inputs)
+            names = self._called(self._inputs)
             raise VariantPackError(
                 f"graph {self._graph.name!r}: got {counted(len(args), 'argument')}; accepted: {names}"
             )
@@ -190,13 +199,14 @@ class Graph:
         for name, value in given.items():
             t = self._find(name)
             if t is None:
+                known = self._called(self._bound())
                 raise VariantPackError(
-                    f"graph {self._graph.name!r}: {_short(name)} is no tensor of it; there are: {self._known()}"
+                    f"graph {self._graph.name!r}: {_short(name)} is no tensor of it; there are: {known}"
                 )
             pack[t] = value
         left = [t for t in self._bound() if t not in pack]
-        if missing := [repr(t.get_name()) for t in left if not self._is_made(t)]:
-            raise VariantPackError(f"graph {self._graph.name!r}: no value for {', '.join(missing)}")
+        if missing := [t for t in left if not self._is_made(t)]:
+            raise VariantPackError(f"graph {self._graph.name!r}: no value for {self._called(missing)}")
         for t in left:
             pack[t] = given[t.get_name()] = self._empty(t)
         self._run(pack, workspace, handle)
@@ -227,9 +237,10 @@ class Graph:
     def _is_made(self, t: Tensor) -> bool:
         return any(t is made for node in self._graph.nodes for made in node.outputs.values())
 
-    def _known(self) -> str:
+    def _called(self, tensors: Iterable[Tensor]) -> str:
+        """Names that users may know tensors by."""
         names = {id(t): name for name, t in reversed(self._names.items())}
-        return ", ".join(repr(names.get(id(t), t.get_name())) for t in self._bound())
+        return ", ".join(repr(names.get(id(t), t.get_name())) for t in tensors)
 
     def _empty(self, t: Tensor) -> torch.Tensor:
         import torch

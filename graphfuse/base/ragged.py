@@ -4,6 +4,7 @@ Extents are [batch, heads, rows, columns]. A batch has as many rows as there is 
 and as the extents say at most.
 """
 
+import math
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
@@ -23,39 +24,56 @@ class Places:
     """Places of elements in memory. In place of a row that a batch does not have stands another that is there, so how
     much is read and written does not depend on the offsets.
 
-    index: of each element taken, from the first of the memory. batch, row: what it is of. rows: of each batch.
+    piece: elements that lie together wherever batches begin.
+    index: of each piece taken, from the first of the memory.
+    of: its batch, head, row and number in the row, each along its axes.
+    rows: of each batch.
     """
 
+    piece: int
     index: object
-    batch: object
-    row: object
+    of: tuple[object, ...]
     rows: object
 
     def read(self, memory: object):
         """The elements; of rows that a batch does not have, others."""
-        return memory[self.index]
+        return self._pieces(memory)[self.index].flatten(-2)
+
+    def _pieces(self, memory: object):
+        return memory[: memory.numel() // self.piece * self.piece].unflatten(0, (-1, self.piece))
 
     def write(self, memory: object, values: object) -> None:
         """Puts the rows that each batch has in place. Nothing else is written."""
         if memory.device.type == "cpu" and not self.rows.any():
             return
-        heads, columns = (range(values.shape[axis]) for axis in (HEADS, COLUMNS))
-        heads, columns = (self.index.new_tensor(along) for along in (heads, columns))
-        taken = values[self.batch, heads[:, None, None], self.row, columns]
-        memory[self.index] = taken.where(self.rows.amax() > 0, memory[self.index])
+        pieces = self._pieces(memory)
+        taken = values.unflatten(-1, (-1, self.piece))[self.of]
+        pieces[self.index] = taken.where(self.rows.amax() > 0, pieces[self.index])
+
+
+def rows(stride: Shape, offsets: object, multiplier: int):
+    """Rows up to where the next batch begins, of each batch. offsets: as of `places`."""
+    return (offsets.flatten().long() * multiplier).diff() // stride[ROWS]
 
 
 def places(torch, dim: Shape, stride: Shape, offsets: object, multiplier: int) -> Places:
     """offsets: where batches begin, and where the last ends, in units of `multiplier` elements."""
-    starts = offsets.reshape(-1, 1, 1, 1).long() * multiplier
-    rows = (starts.diff(dim=0) // stride[ROWS]).clamp(0, dim[ROWS])
+    # Indices of elements would be more bytes than the elements.
+    apart = multiplier, stride[HEADS], stride[ROWS], dim[COLUMNS]
+    piece = math.gcd(*apart) if stride[COLUMNS] == 1 else 1
+    starts = offsets.reshape(-1, 1, 1, 1).long() * (multiplier // piece)
+    there = rows(stride, offsets, multiplier).clamp(0, dim[ROWS]).reshape(-1, 1, 1, 1)
+
+    extents = (*dim[:COLUMNS], dim[COLUMNS] // piece)
+    steps = (*(s // piece for s in stride[:COLUMNS]), stride[COLUMNS])
 
     def along(axis: int):
-        return torch.arange(dim[axis], device=starts.device).reshape([-1 if a == axis else 1 for a in range(4)])
+        return torch.arange(extents[axis], device=starts.device).reshape([-1 if a == axis else 1 for a in range(4)])
 
-    batch = torch.where(rows > 0, along(BATCH), rows.argmax(dim=BATCH, keepdim=True))
-    last = rows[batch.flatten()] - 1
+    batch = torch.where(there > 0, along(BATCH), there.argmax(dim=BATCH, keepdim=True))
+    last = there[batch.flatten()] - 1
     row = torch.minimum(along(ROWS), last.clamp(min=0))
-    within = row * stride[ROWS] + along(HEADS) * stride[HEADS] + along(COLUMNS) * stride[COLUMNS]
+    of = batch, along(HEADS), row, along(COLUMNS)
+    within = sum(number * steps[axis] for axis, number in enumerate(of) if axis != BATCH)
     index = starts[batch.flatten()] + within
-    return Places(index.clamp(0, max(span(dim, stride) - 1, 0)), batch, row, rows)
+    return Places(piece, index.clamp(0, max(span(dim, stride) // piece - 1, 0)), of, there)

@@ -49,7 +49,7 @@ def round_to(t, values, dtype: data_type):
 
 
 def to_e2m1_places(t, values):
-    """float32 `values` rounded to as many places as kernels keep on the way to E2M1: multiples of
+    """float64 `values` rounded to as many places as kernels keep on the way to E2M1: multiples of
     2^-22, from 2 on of 2^-21, from 4 on of 2^-20. Values from 8 on, which E2M1 saturates, stay."""
     magnitude = values.abs()
     last = t.where(magnitude < 2, 2.0**-22, t.where(magnitude < 4, 2.0**-21, 2.0**-20)).to(values.dtype)

@@ -203,7 +203,7 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
 def _types(node: NodeRecord) -> Iterator[tuple[str, data_type]]:
     """The types of inputs that the node's result depends on."""
     for port in node.op.inputs:
-        if port.types:
+        if port.types and not port.numbers:
             yield f"{port.name}_type", node.inputs[port.name].get_data_type()
 
 

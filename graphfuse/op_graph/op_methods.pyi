@@ -665,8 +665,7 @@ class OpMethods:
         A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT
         unless set, in an order that is not specified, and C is rounded once, to its own type. The reference
         engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
-        In INT32 they are exact, modulo 2^32. C is row-major unless set.
-        padding, which in cuDNN fills what ragged extents leave, must be 0."""
+        In INT32 they are exact, modulo 2^32. C is row-major unless set."""
 
     def moe_grouped_matmul(
         self,
@@ -826,11 +825,13 @@ class OpMethods:
         compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the
         exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.
         use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or
-        where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1], have the next begin. BOTTOM_RIGHT counts from
-        these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128
-        scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.
-        2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]
-        that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.
+        where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1] or [batch + 1], have the next begin.
+        BOTTOM_RIGHT counts from these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte
+        first, for each 128 x 128 scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j -
+        i), slopes as Press et al. 2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all
+        pages, heads, rows, columns] that make up each sequence, the v table likewise;
+        paged_attention_max_seq_len_kv: rows of the longest. The numbers of a sequence may begin at a ragged offset
+        of the table.
         sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.
         dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it
         drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of

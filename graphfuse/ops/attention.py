@@ -17,17 +17,19 @@ from graphfuse.ops.attention_options import (
     LENGTH,
     MASKS,
     PADDED,
+    PAGES,
     SINK,
     TOTALS,
     absent,
     asked,
     attended,
+    check_numbers,
     makes_stats,
     sequences,
 )
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule
-from graphfuse.ops.scores import PAGED, Scores, scored, within
+from graphfuse.ops.scores import Scores, scored, within
 
 
 def shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
@@ -169,12 +171,13 @@ def of_heads(grad, of):
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
-NOT_OFFERED = (
-    ("score_mod", None),
-    ("kv_mask", None),
-    ("softmax_precision", None),
-    ("attn_scale_prefolded", False),
-)
+_BY_NODES = "bias, a mask, ALiBi or sink_token where one says it, else nodes: matmul, the function's, softmax, matmul"
+NOT_OFFERED = {
+    "score_mod": (None, _BY_NODES),
+    "kv_mask": (None, "a bias of 0 and -infinity, [batch, 1, 1, rows of k], which masks columns"),
+    "softmax_precision": (None, "compute_data_type, which exponentials are in: FLOAT unless set"),
+    "attn_scale_prefolded": (False, "attn_scale=math.log(2), with which exponentials of base e are those of base 2"),
+}
 
 TABLE = (
     Op(
@@ -192,11 +195,13 @@ TABLE = (
         "compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the\n"
         "exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.\n"
         "use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or\n"
-        "where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1], have the next begin. BOTTOM_RIGHT counts from\n"
-        "these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte first, for each 128 x 128\n"
-        "scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j - i), slopes as Press et al.\n"
-        "2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all pages, heads, rows, columns]\n"
-        "that make up each sequence, the v table likewise; paged_attention_max_seq_len_kv: rows of the longest.\n"
+        "where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1] or [batch + 1], have the next begin.\n"
+        "BOTTOM_RIGHT counts from these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte\n"
+        "first, for each 128 x 128 scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j -\n"
+        "i), slopes as Press et al. 2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all\n"
+        "pages, heads, rows, columns] that make up each sequence, the v table likewise;\n"
+        "paged_attention_max_seq_len_kv: rows of the longest. The numbers of a sequence may begin at a ragged offset\n"
+        "of the table.\n"
         "sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.\n"
         "dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it\n"
         "drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of\n"
@@ -210,10 +215,10 @@ TABLE = (
             *(sequences(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
             Port("bias", optional=True),
-            Port("block_mask", optional=True, numbers=True),
+            Port("block_mask", optional=True, numbers=True, types=(data_type.UINT8, data_type.INT8)),
             *PADDED,
             *DROPPED,
-            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
+            *PAGES,
             SINK,
         ),
         outputs=(
@@ -229,6 +234,7 @@ TABLE = (
         absent=absent,
         frozen=_frozen,
         reference=_sdpa,
+        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
@@ -269,12 +275,13 @@ TABLE = (
         infer=shapes_backward,
         frozen=_frozen_backward,
         reference=gradients,
+        check=check_numbers,
         attributes=(*MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind stats by name",
-        not_offered=(
-            ("score_mod", None),
-            ("score_mod_bprop", None),
-        ),
+        not_offered={
+            "score_mod": NOT_OFFERED["score_mod"],
+            "score_mod_bprop": (None, "differentiate, of a graph of the nodes matmul, the function's, softmax, matmul"),
+        },
         vjp=NO_SECOND,
         recomputed=False,
     ),

@@ -1,13 +1,14 @@
 """Options that all kinds of attention share: their ports and attributes, the shapes that go with them, and the one
 spelling of them that frozen nodes have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
-from graphfuse.base.errors import GraphValidationError
-from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.base.errors import GraphValidationError, VariantPackError
+from graphfuse.ops.op import Attribute, Attributes, Port, Shape, integers
 from graphfuse.ops.scores import PAGED, TILE, whole_sequences
 
 
@@ -45,12 +46,14 @@ def attended(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappin
     for port, extents in (
         ("seq_len_q", lengths),
         ("seq_len_kv", lengths),
-        ("cu_seq_len_q", offsets),
-        ("cu_seq_len_kv", offsets),
         ("sink_token", (1, heads, 1, 1)),
     ):
         if shapes.get(port, extents) != extents:
             raise GraphValidationError(f"{port} must be {list(extents)}, got {list(shapes[port])}")
+    for port in ("cu_seq_len_q", "cu_seq_len_kv"):
+        if shapes.get(port, offsets) not in (offsets, offsets[:1]):
+            accepted = f"{list(offsets)} or {list(offsets[:1])}"
+            raise GraphValidationError(f"{port} must be {accepted}, got {list(shapes[port])}")
     _check_lengths(shapes, attributes)
     _check_dropout(shapes, attributes)
     if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
@@ -78,6 +81,36 @@ def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
     paged = [table for table in PAGED.values() if table in given]
     if paged and not attributes["use_padding_mask"]:
         raise GraphValidationError(f"{paged[0]} needs use_padding_mask=True, seq_len_q and seq_len_kv")
+
+
+def check_numbers(x: Mapping[str, Any], attributes: Attributes, room: Mapping[str, Sequence[int]]) -> None:
+    """VariantPackError for lengths, numbers of pages or ragged offsets in memory that do not fit the tensors. room:
+    rows that each batch has, by ragged port."""
+    whole = whole_sequences({port: tuple(value.shape) for port, value in x.items()}, attributes)
+    ends = {}
+    for of, rows, what in (("q", x["q"].shape[2], "q"), ("kv", whole[0][2], "k and v")):
+        port = next((p for p in (f"seq_len_{of}", f"cu_seq_len_{of}") if p in x), None)
+        if port is None:
+            continue
+        numbers = x[port].flatten()
+        ends[of] = (numbers.diff() if port.startswith("cu") else numbers).tolist()
+        if any(not 0 <= end <= rows for end in ends[of]):
+            accepted = f"numbers that ascend by 0 to {rows}" if port.startswith("cu") else f"0 to {rows}"
+            raise VariantPackError(f"{port} is {numbers.tolist()}; accepted: {accepted}, the rows of {what}")
+    pages = {table: [-(-end // x[port].shape[2]) for end in ends["kv"]] for port, table in PAGED.items() if table in x}
+    for port, rows in room.items():
+        of = "kv" if port.removeprefix("d")[0] in "kKvV" else "q"
+        needed, what = (pages[port], "pages") if port in pages else (ends[of], "rows")
+        if any(most > there for most, there in zip(needed, rows, strict=True)):
+            raise VariantPackError(f"{port} has room for {list(rows)} {what} by its ragged offsets; needed: {needed}")
+    for port, table in PAGED.items():
+        most = x[port].shape[0]
+        for b, count in enumerate(pages.get(table, ())):
+            numbers = x[table][b, 0, :count, 0].tolist()
+            if any(not 0 <= number < most for number in numbers):
+                raise VariantPackError(
+                    f"{table} has the pages {numbers} for sequence {b}; accepted: 0 to {most - 1}, those of {port}"
+                )
 
 
 def _check_dropout(given: Mapping[str, Shape], attributes: Attributes) -> None:
@@ -169,12 +202,9 @@ MASKS = (
 
 sequences = partial(Port, ragged="use_padding_mask")
 
-PADDED = (
-    Port("seq_len_q", optional=True, numbers=True),
-    Port("seq_len_kv", optional=True, numbers=True),
-    Port("cu_seq_len_q", optional=True, numbers=True),
-    Port("cu_seq_len_kv", optional=True, numbers=True),
-)
+PADDED = tuple(integers(port, optional=True) for port in ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv"))
+
+PAGES = tuple(integers(table, optional=True, ragged="use_padding_mask") for table in PAGED.values())
 
 DROPPED = (
     Port("dropout_seed", optional=True, numbers=True),

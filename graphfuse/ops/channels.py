@@ -57,6 +57,7 @@ def _instance_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
     return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic}
 
 
+_PEERS = {"peer_stats": ([], "torch.nn.SyncBatchNorm: statistics here are of one device's batch")}
 _RUNNING = ("in_running_mean", "in_running_var", "momentum")
 _NEXT = ("next_running_mean", "next_running_var")
 
@@ -227,7 +228,7 @@ TABLE = (
         infer=_batch_shapes,
         expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
         absent=_batch_absent,
-        not_offered=(("peer_stats", []),),
+        not_offered=_PEERS,
         vjp=_OF_BATCHNORM | {"input": _of_batch} | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
         again=norms.AGAIN,
     ),
@@ -248,7 +249,7 @@ TABLE = (
         outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_batch_axes, 2),
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
-        not_offered=(("peer_stats", []),),
+        not_offered=_PEERS,
         vjp=NO_SECOND,
     ),
     Op(

@@ -46,8 +46,6 @@ def _axis(sizes: Sequence[int]) -> int | None:
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    if attributes["is_negative_scale"]:
-        raise GraphValidationError("is_negative_scale=True is not supported; accepted: False")
     x, scale = shapes["input"], shapes["descale"]
     if len(scale) != len(x):
         raise GraphValidationError(f"descale must have the rank of input {list(x)}, got {list(scale)}")
@@ -89,6 +87,7 @@ TABLE = (
             Attribute("block_size", (int,), required=True, several=True),
             Attribute("is_negative_scale", (bool,), False),
         ),
+        not_offered={"is_negative_scale": (False, "neg of the result: descale is read with the sign that it has")},
         vjp=NoRule("elements that were quantized in blocks, and their scales, have no gradient"),
     ),
 )

@@ -1,11 +1,13 @@
 """Products of tokens with the weights of their experts (mixture of experts), and the gradient of the weights."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from graphfuse.base.enums import moe_grouped_matmul_mode
-from graphfuse.base.errors import GraphValidationError
+from graphfuse.base.errors import GraphValidationError, VariantPackError
 from graphfuse.ops import layouts
-from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, integers
 from graphfuse.ops.pullback import NO_SECOND, NoRule
 
 _MODE = moe_grouped_matmul_mode
@@ -66,6 +68,14 @@ def _bounds(t, offsets, groups: int, rows: int):
     """Rows at which groups begin, and at which the last ends."""
     starts = offsets.flatten().long()
     return starts if len(starts) > groups else t.cat((starts, starts.new_tensor([rows])))
+
+
+def _check_numbers(x: Mapping[str, Any], attributes: Attributes, room: Mapping[str, Sequence[int]]) -> None:
+    """VariantPackError for groups of which one begins before the last or ends behind all rows."""
+    found = x["first_token_offset"].flatten().tolist()
+    rows = x["token_index" if attributes.get("mode") is _MODE.GATHER else "token"].shape[1]
+    if any(after < before for before, after in itertools.pairwise((0, *found, rows))):
+        raise VariantPackError(f"first_token_offset is {found}; accepted: ascending numbers from 0 to {rows}")
 
 
 def _grouped(t, x, a) -> dict[str, object]:
@@ -159,15 +169,16 @@ TABLE = (
         "order that is not specified.",
         inputs=(
             *(Port(port) for port in ("token", "weight")),
-            Port("first_token_offset", numbers=True),
-            Port("token_index", optional=True, numbers=True),
-            Port("token_ks", optional=True, numbers=True),
+            integers("first_token_offset"),
+            integers("token_index", optional=True),
+            integers("token_ks", optional=True),
             Port("top_k_scores", optional=True, by_name=True),
         ),
         outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
         strides=layouts.row_major,
         reference=_grouped,
+        check=_check_numbers,
         attributes=(Attribute("mode", (_MODE,), _MODE.NONE), Attribute("top_k", (int,), 0)),
         vjp=NoRule(
             "its gradients are drawn by hand, by moe_grouped_matmul_bwd, and by itself of the weight transposed"
@@ -180,12 +191,13 @@ TABLE = (
         "sum over its rows of token times doutput, [groups, K, N]. first_token_offset has the end of the last group\n"
         "behind the others where the result, by set_dim, has one group less than there are offsets. The result's\n"
         "columns have no gaps unless its strides are set. Groups of one expert are not added up.",
-        inputs=(Port("doutput"), Port("token"), Port("first_token_offset", numbers=True)),
+        inputs=(Port("doutput"), Port("token"), integers("first_token_offset")),
         outputs=(Port("dweight"),),
         infer=_shapes_backward,
         strides=_columns_inside,
         frozen=_frozen_backward,
         reference=_backward,
+        check=_check_numbers,
         vjp=NO_SECOND,
         recomputed=False,
     ),

@@ -28,10 +28,12 @@ from graphfuse.ops.attention_options import (
     LENGTH,
     MASKS,
     PADDED,
+    PAGES,
     SINK,
     TOTALS,
     absent,
     asked,
+    check_numbers,
     makes_stats,
     sequences,
 )
@@ -229,6 +231,8 @@ def _renamed(*left_out: str) -> tuple[Attribute, ...]:
 _BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
 _BACKWARD_TUPLES = {"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))}
 _BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
+_PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
 _NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
 
 TABLE = (
@@ -248,7 +252,7 @@ TABLE = (
             Port("bias", optional=True),
             *PADDED,
             *DROPPED,
-            *(Port(table, optional=True, numbers=True) for table in PAGED.values()),
+            *PAGES,
             SINK,
         ),
         outputs=(
@@ -265,6 +269,7 @@ TABLE = (
         absent=absent,
         frozen=_frozen,
         reference=_fp8,
+        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
@@ -276,7 +281,7 @@ TABLE = (
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="give what stands behind scale_o by name",
-        not_offered=(("fn", None), ("sf_o", None), *NOT_OFFERED),
+        not_offered={"fn": NOT_OFFERED["score_mod"], "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
         recomputed=False,
     ),
@@ -306,6 +311,7 @@ TABLE = (
         infer=_shapes_backward,
         frozen=_frozen_backward,
         reference=_fp8_backward,
+        check=check_numbers,
         attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind scale_dP by name",
         vjp=NO_SECOND,
@@ -336,6 +342,7 @@ TABLE = (
         absent=lambda attributes, inputs: absent(_full(attributes), inputs),
         frozen=partial(_frozen_blocks, _frozen, _AXES),
         reference=_mxfp8,
+        check=check_numbers,
         attributes=(
             Attribute("generate_stats", **CHOICE),
             *_BLOCK_MASKS,
@@ -344,13 +351,12 @@ TABLE = (
             Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
         ),
         order="give what stands behind descale_v by name",
-        not_offered=(
-            *((table, None) for table in PAGED.values()),
-            ("paged_attention_max_seq_len_kv", None),
-            ("sf_o", None),
-            ("scale_o", None),
-            *NOT_OFFERED,
-        ),
+        not_offered={
+            **dict.fromkeys((*PAGED.values(), "paged_attention_max_seq_len_kv"), _PAGES),
+            "sf_o": _BLOCKS_OF_O,
+            "scale_o": _BLOCKS_OF_O,
+            **NOT_OFFERED,
+        },
         vjp=_NO_VJP,
         recomputed=False,
     ),
@@ -384,6 +390,7 @@ TABLE = (
         infer=_shapes_blocks_backward,
         frozen=partial(_frozen_blocks, _frozen_backward, _AXES_BACKWARD),
         reference=_mxfp8_backward,
+        check=check_numbers,
         attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
         order="give what stands behind descale_dO_T by name",
         vjp=NO_SECOND,

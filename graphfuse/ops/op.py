@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops.expansion import Expansion
@@ -47,8 +47,13 @@ class Port:
     # The flag that has to be set where batches of the tensor begin at ragged offsets; "" where they never do.
     ragged: str = ""
     scales: str = ""  # the frozen attribute that names the axis of blocks, of which this has an element each
-    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type".
+    # The types that an input may have; which it is, the frozen node says by an attribute of the port's name + "_type",
+    # unless these are row numbers.
     types: tuple[data_type, ...] = ()
+
+
+integers = partial(Port, numbers=True, types=(data_type.INT32, data_type.INT64))
+"""Port of lengths, offsets or numbers of rows."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ class Op:
     # (t, inputs by port, frozen attributes) -> outputs by port, on float tensors broadcast as torch does. Of an op with
     # an expansion it is that, computed in torch.
     reference: Callable[..., Mapping[str, object]] | None = None
+    # (inputs by port, frozen attributes, rows that each batch has by ragged port) -> None; VariantPackError for numbers
+    # in memory that cannot be. Called where these are on the CPU.
+    check: Callable[..., None] | None = None
     expansion: Expansion | None = None
     elsewhere: str = ""  # why torch cannot compute it of one process's tensors, of an op that has neither
     attributes: tuple[Attribute, ...] = ()
@@ -99,7 +107,9 @@ class Op:
     strides: Callable[[Shape, Attributes, Mapping[str, Stride]], Stride] | None = None
     # By parameter the ports and attributes that a tuple given for it stands for, in each form; "" for what is unused.
     tuples: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
-    not_offered: tuple[tuple[str, object], ...] = ()  # cuDNN's options, each with the one value accepted beside None
+    # cuDNN's options, some of them attributes, that are taken where they ask for nothing: the value beside None that
+    # does, and what takes the place of any other or why nothing does.
+    not_offered: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
     vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
     # By output port how backward makes it of inputs and of the outputs that are kept, where that is not the node again.
@@ -118,6 +128,12 @@ class Op:
     def given(self) -> tuple[str, ...]:
         """The outputs whose tensors users give."""
         return tuple(port.name for port in self.outputs if port.given)
+
+    @cached_property
+    def unasked(self) -> Mapping[str, object]:
+        """Options that are not offered and no attributes, each as it is where it asks for nothing."""
+        own = {a.name for a in self.attributes}
+        return {name: nothing for name, (nothing, _) in self.not_offered.items() if name not in own}
 
     @cached_property
     def by_name(self) -> tuple[str, ...]:

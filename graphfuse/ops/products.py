@@ -72,14 +72,13 @@ TABLE = (
         "A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT\n"
         "unless set, in an order that is not specified, and C is rounded once, to its own type. The reference\n"
         "engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.\n"
-        "In INT32 they are exact, modulo 2^32. C is row-major unless set.\n"
-        "padding, which in cuDNN fills what ragged extents leave, must be 0.",
+        "In INT32 they are exact, modulo 2^32. C is row-major unless set.",
         inputs=(Port("A", declared=True), Port("B", declared=True)),
         outputs=(Port("C"),),
         infer=_matmul_shapes,
         strides=layouts.row_major,
         reference=_matmul,
-        not_offered=(("padding", 0.0),),
+        not_offered={"padding": (0.0, "0.0: A and B are multiplied whole, and have nothing to be filled")},
         vjp=_OF_MATMUL,
         integers=True,
         recomputed=False,

@@ -20,8 +20,8 @@ def quantize(t, x, a) -> dict[str, object]:
         scale = scale.clamp(min=SMALLEST_SCALE)
     factor = scale.reciprocal().unsqueeze(axis + 1)
     scaled = blocks * factor
-    if element is data_type.FP4_E2M1:
-        scaled = rounding.to_e2m1_places(t, scaled)
+    if element is data_type.FP4_E2M1:  # kernels do not round the product before
+        scaled = rounding.to_e2m1_places(t, blocks.double() * factor.double()).to(blocks.dtype)
     scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
     return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
 

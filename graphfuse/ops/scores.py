@@ -69,7 +69,7 @@ class Scores:
 def _lengths(t, x, of: str):
     """[batch, 1, 1, 1]; None without padding."""
     if f"cu_seq_len_{of}" in x:
-        return x[f"cu_seq_len_{of}"].long().diff(dim=0)
+        return x[f"cu_seq_len_{of}"].long().flatten().diff().reshape(-1, 1, 1, 1)
     return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
 
 
@@ -98,10 +98,14 @@ class SeenScores:
     scores: tuple[object, ...]
 
     @property
+    def of_columns(self) -> list[object]:
+        """Masks, of which a score that is seen is in each, of rows within their sequence."""
+        return [*(() if self.columns is None else (self.columns.transpose(-1, -2),)), *self.scores]
+
+    @property
     def all(self) -> list[object]:
         """Masks, of which a score that is seen is in each."""
-        reached = () if self.columns is None else (self.columns.transpose(-1, -2),)
-        return [*(() if self.rows is None else (self.rows,)), *reached, *self.scores]
+        return [*(() if self.rows is None else (self.rows,)), *self.of_columns]
 
 
 def seen(t, x, a, q, columns: int) -> SeenScores:

@@ -237,8 +237,6 @@ def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
     x, block = shapes["input"], attributes["block_size"]
     if block not in BLOCKS:
         raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCKS)}")
-    if attributes["transpose"]:
-        raise GraphValidationError("transpose=True is not supported; accepted: False")
     axis = quantize_axis(x, attributes)
     if x[axis] % block:
         raise GraphValidationError(

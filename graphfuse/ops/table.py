@@ -37,7 +37,7 @@ from graphfuse.ops.op import Attribute, Op, Port, Spelling
 from graphfuse.ops.pullback import NoRule
 from graphfuse.ops.reductions import REDUCTIONS
 
-_GROUPS = (("group_offset", None),)
+_GROUPS = {"group_offset": (None, "a node for each group, of its rows by slice")}
 
 _TABLE = (
     Op(
@@ -83,7 +83,7 @@ _TABLE = (
             Attribute("axis", (int, type(None)), None),
             Attribute("transpose", (bool,), False),
         ),
-        not_offered=_GROUPS,
+        not_offered=_GROUPS | {"transpose": (False, "transpose of Y and of scale, in nodes behind this one")},
         vjp=NoRule("quantization in blocks has no gradient"),
         recomputed=False,
     ),

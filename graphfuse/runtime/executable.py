@@ -134,7 +134,7 @@ class Executable:
             self.starts,
             self._count,
         )
-        if form is not None:
+        if form is not None and not binder.reaching:  # else each call's offsets are held against its memory
             self._keep((form, *self._forms[: _FORMS_KEPT - 1]))
 
     def bind(self, pack: Mapping, workspace: object, dependent: bool) -> Callable[[int], None]:

@@ -1,5 +1,7 @@
 """From the variant pack to addresses: finds each tensor's value, and checks it before anything runs."""
 
+import ctypes
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -7,6 +9,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError, WorkspaceError
+from graphfuse.base.ragged import ROWS
 from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 from graphfuse.runtime import buffers
@@ -69,6 +72,9 @@ class Binder:
         self.others = {key: t for t in graph.tensors if t.id not in ids for key in (t.uid, t.name)}
         arrays = [t for t in self.bound if not t.by_value]
         self.outputs = frozenset(t.id for t in arrays if t.id in graph.producer)
+        # Offsets say what is read and written of ragged tensors. On the CPU they are known before.
+        ends = {t.id: t for t in self.bound} if device.memory == "cpu" else {}
+        self.reaching = tuple((t, ends[t.ragged]) for t in arrays if t.ragged in ends)
         self.storages = {t.id: storage(t) for t in arrays}
         self.constants = {t.id: _constant(t) for t in graph.tensors if t.value is not None}
         in_workspace = {t.id: t.workspace for t in graph.tensors if t.workspace is not None}
@@ -106,6 +112,7 @@ class Binder:
         for the workspace, VariantPackError for all else.
         """
         given = self.match(pack)
+        sizes: dict[TensorId, int | None] = {}
         tensor = None
         try:
             for tensor in self.bound:
@@ -114,6 +121,10 @@ class Binder:
                     stored, roomy = self.storages[tensor.id], tensor.id in self.roomy
                     _check(tensor, stored, buffer, self.device, tensor.id in self.outputs, roomy)
                     given[tensor.id] = buffer.address
+                    if tensor.ragged is not None:
+                        sizes[tensor.id] = buffer.nbytes
+            for tensor, offsets in self.reaching:
+                _check_reach(tensor, sizes[tensor.id], offsets, given[offsets.id])
         except VariantPackError as error:
             raise type(error)(f"{tensor}: {error}") from None
         return self.place(given, _workspace(workspace, self.workspace_bytes, self.device))
@@ -297,6 +308,20 @@ def _check_ragged(tensor: FrozenTensor, buffer: Buffer) -> None:
             f"the shape given is {list(buffer.dim)}, stride {list(buffer.stride)}; accepted for a ragged tensor: dense "
             f"memory, {list(tensor.dim)} with stride {list(tensor.stride)}, or [rows of all batches, {heads[0]}, "
             f"{columns[0]}] with stride {[rows[1], heads[1], columns[1]]}"
+        )
+
+
+def _check_reach(tensor: FrozenTensor, nbytes: int | None, offsets: FrozenTensor, address: int) -> None:
+    """Hold memory of a ragged tensor, unless of unknown size, against the last of the offsets at an address."""
+    if nbytes is None or not address:
+        return
+    number = offsets.dtype.bits // 8
+    last = ctypes.string_at(address + (offsets.dim[0] - 1) * offsets.stride[0] * number, number)
+    end = int.from_bytes(last, sys.byteorder, signed=True) * tensor.multiplier
+    held, row = nbytes * 8 // tensor.dtype.bits, tensor.stride[ROWS]
+    if end > -(-held // row) * row:
+        raise VariantPackError(
+            f"the memory given has {counted(held, 'element')}; accepted: what its ragged offsets say, {end} or more"
         )
 
 

@@ -91,6 +91,11 @@ def test_a_changed_graph_builds_again():
 
 
 WRONG = [
+    (
+        lambda g, t: g.relu(torch.ones(2, 3)),
+        GraphTypeError,
+        r"got an array of shape \[2, 3\], of which tensor_like makes",
+    ),
     (lambda g, t: g.relu("x"), GraphTypeError, r"relu.0.*input must be a tensor"),
     (lambda g, t: g.add(t, None), GraphTypeError, r"add.0.*b must be a tensor"),
     (lambda g, t: g.swish(t, swish_beta="1"), GraphTypeError, r"swish_beta must be float or int.*'1'"),
@@ -169,9 +174,9 @@ def test_methods_have_the_tables_signature():
         placed = {p.name for p in op.inputs if not p.by_name} | {a.name for a in op.attributes}
         assert set(parameters[1 : -len(trailing)]) == placed
         others = [(n, p.default) for n, p in found.items() if n not in parameters]
-        refused = [(n, only) for n, only in op.not_offered if n not in trailing]
+        refused = [(n, only) for n, only in op.unasked.items() if n not in trailing]
         assert others == refused + [(n, None) for n in (*op.tuples, *op.given, *op.by_name)]
-        assert all(found[n].default == only for n, only in op.not_offered)
+        assert all(found[n].default == only for n, (only, _) in op.not_offered.items())
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc
 
 

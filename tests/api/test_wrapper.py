@@ -135,6 +135,32 @@ def test_wrong_inputs_and_outputs(inputs, outputs, message):
         norm(graph, values(4, 64), values(1, 64))
 
 
+def test_nodes_under_cudnns_names():
+    """Of two names, of concatenated arrays, arrays in tuples, and arrays for what is written on demand."""
+    x, y = values(4, 8), values(4, 8, seed=1)
+    with cpu(inputs=["b::input", "b::bias"], outputs=["sum"]) as graph:
+        graph.bias(x, y, name="b").set_output().set_name("sum")
+    torch.testing.assert_close(graph(x, y), x + y)
+    with cpu(inputs=["all::0", "all::1", "all::2"], outputs=["rows"]) as graph:
+        graph.concatenate(0, inputs=[x, y, values(4, 8, seed=2)], name="all").set_output().set_name("rows")
+    assert torch.equal(graph(x, y, y), torch.cat([x, y, y]))
+
+    q, k, v = (values(1, 2, 4, 8, seed=s) for s in range(3))
+    mask = values(1, 2, 4, 4, seed=3)
+    largest = torch.empty(1, 2, 4, 1)
+    reads = [f"a::{port}" for port in ("q", "k", "v", "dropout_mask")]
+    with cpu(inputs=reads, outputs=["o", "a::score_max"]) as graph:
+        made = graph.scaled_dot_product_flash_attention(
+            q, k, v, attn_scale=0.5, generate_stats=False, dropout=(mask, 1.25), score_max=largest, name="a"
+        )
+        made[0].set_output().set_name("o")
+    o, largest = graph(q, k, v, mask)
+    scores = q.double() @ k.double().mT * 0.5
+    torch.testing.assert_close(largest.double(), scores.amax(-1, keepdim=True), rtol=1e-5, atol=1e-5)
+    exact = (scores.softmax(-1) * mask.double() * 1.25) @ v.double()
+    torch.testing.assert_close(o.double(), exact, rtol=2**-7, atol=1e-2)
+
+
 def test_wrong_calls():
     x, w = values(4, 64), values(1, 64)
     with cpu() as graph:
@@ -151,12 +177,12 @@ def test_wrong_calls():
             graph.swich(x)
     with pytest.raises(GraphStateError, match=r"set_io_tuples\(\) first"):
         graph(x, w)
-    with pytest.raises(VariantPackError, match="no value for 'tensor_1'"):
+    with pytest.raises(VariantPackError, match="no value for 'norm::scale'"):
         graph({"norm::input": x})
     with pytest.raises(VariantPackError, match="'nobody' is no tensor of it"):
         graph({"nobody": x})
     graph.set_io_tuples([x, w], ["out"])
-    with pytest.raises(VariantPackError, match="got 1 argument; accepted: 'tensor_0', 'tensor_1'"):
+    with pytest.raises(VariantPackError, match="got 1 argument; accepted: 'norm::input', 'norm::scale'"):
         graph(x)
     with pytest.raises(GraphStateError, match="relu is for inside of its with block; the graph is built"):
         graph.relu(x)

@@ -93,6 +93,7 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.parametrize(
     "name",
     [
+        "autoencoders",
         "build_time",
         "cudnn_calls",
         "every_size",

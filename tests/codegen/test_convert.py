@@ -247,7 +247,7 @@ def test_quantizer(library, function):
         scales = np.minimum(amax * (1 / np.float32(6)), np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
         expected_scale = np.where(np.isnan(amax), 0x7F, scales.view(np.uint8))
         wide = scales.astype(np.float32)[:, None]
-        scaled = np.where(wide == 0, np.float32(0), oracle.kept_places(blocks * (np.float32(1) / wide)))
+        scaled = np.where(wide == 0, np.float32(0), oracle.kept_places(blocks * (1 / wide).astype(np.float64)))
         codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     codes = np.where(np.isnan(scaled), 7, codes).astype(np.uint64).reshape(-1, 2, 8)
     expected_words = (codes << (4 * np.arange(8, dtype=np.uint64))).sum(axis=2).astype(np.uint32)

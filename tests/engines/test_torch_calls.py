@@ -344,6 +344,14 @@ def test_plans_for_a_gpu_take_attention_of_all_options(name, back):
     assert [part.engine.name for part in g._planner.at(0).parts] == ["torch"]
 
 
+def test_a_plan_says_what_would_have_torch_take_attention():
+    g = pygraph(io_data_type=BF16, intermediate_data_type=FLOAT, compute_data_type=FLOAT, sm_version=90)
+    g.relu(g.sdpa(*(g.tensor([1, 2, 16, 16]) for _ in range(3)))[0]).set_output()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    assert "is no BFLOAT16; accepted: BFLOAT16; an output of the graph is stored as that" in g.explain()
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

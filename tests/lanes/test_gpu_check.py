@@ -160,15 +160,11 @@ def test_standing_of_these_sources(note):
         note(line)
 
 
-def test_notes_are_printed_once_at_the_end(pytester_run):
-    out = pytester_run("def test_a(note): note('hello')\ndef test_b(note): note('hello')\n")
-    assert out.count("note: hello") == 1 and "2 passed" in out
-
-
-def test_a_record_names_what_failed(pytester_run, tmp_path):
-    bad = "import pytest\n@pytest.fixture\ndef broken(): 1 / 0\n"
-    bad += "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(broken): pass\n"
-    out = pytester_run(bad, "--record", str(tmp_path / "made"))
+def test_a_run_prints_each_note_once_and_its_record_names_what_failed(pytester_run, tmp_path):
+    code = "import pytest\n@pytest.fixture\ndef broken(): 1 / 0\n"
+    code += "def test_a(note): note('hello')\ndef test_b(note):\n note('hello')\n assert 0\ndef test_c(broken): pass\n"
+    out = pytester_run(code, "--record", str(tmp_path / "made"))
+    assert out.count("note: hello") == 1
     (file,) = (tmp_path / "made").iterdir()
     left = json.loads(file.read_text())
     assert f"record: {file}" in out and file.name.startswith("gpu-tests-") and left["exit_status"] == 1
@@ -182,14 +178,14 @@ def test_a_lane_of_several_gpus_has_a_record_of_its_own():
 
 @pytest.fixture
 def pytester_run(tmp_path):
-    """Run test code in a pytest of its own with this folder's conftest, over two workers."""
+    """Run test code in a pytest of its own with this folder's conftest, in a worker."""
     import subprocess
 
     def run(code: str, *options: str) -> str:
         (tmp_path / "test_it.py").write_text(code)
         root = Path(__file__).resolve().parents[1]
         (tmp_path / "conftest.py").write_text((root / "conftest.py").read_text())
-        command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", str(tmp_path), *options]
+        command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", str(tmp_path), *options]
         environment = {**os.environ, "PYTHONPATH": str(root)}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
 

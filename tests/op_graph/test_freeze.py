@@ -197,7 +197,6 @@ REFUSED = {
     "reduced rank": (lambda g: g.reduction(g.tensor([4, 8])).set_output().set_dim([4]), r"rank of input.*got \[4\]"),
     "block extent": (lambda g: quantize(g, g.tensor([4, 24]), block_size=16), r"extent 24.*multiple"),
     "block axis": (lambda g: quantize(g, g.tensor([4, 16]), block_size=16, axis=2), "axis 2"),
-    "transpose": (lambda g: quantize(g, g.tensor([4, 16]), transpose=True), "transpose"),
     "compute": (lambda g: g.relu(g.tensor([2]), compute_data_type=HALF).set_output(), "HALF.*FLOAT, DOUBLE"),
     "self overlap": (
         lambda g: g.relu(g.tensor([2, 3])).set_output().set_stride([2, 1]),

@@ -254,13 +254,13 @@ def test_what_scores_are_scaled_and_shifted_by(port, dim, message):
         g.validate()
 
 
-@pytest.mark.parametrize(("name", "only"), OPS["sdpa"].not_offered)
+@pytest.mark.parametrize(("name", "only"), [(n, only) for n, (only, _) in OPS["sdpa"].not_offered.items()])
 def test_options_that_are_not_offered(name, only):
     g = graphs.new()
     q, k, v = g.tensor(Q), g.tensor(K), g.tensor(K)
     g.sdpa(q, k, v, **{name: only})  # cuDNN's default
     for value in (g.tensor([1]), 1, True, (0.1, q, q)):
-        with pytest.raises(GraphNotSupportedError, match=rf"node 'a' \(sdpa\): {name} is not offered; leave it out"):
+        with pytest.raises(GraphNotSupportedError, match=rf"node 'a' \(sdpa\): {name} is .*; instead: \w"):
             g.sdpa(q, k, v, **{name: value}, name="a")
     g.sdpa(q, k, v, name="a")[0].set_output()  # what was refused has left nothing behind
 

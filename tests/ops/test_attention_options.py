@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import graphfuse
-from graphfuse import GraphTypeError, GraphValidationError, diagonal_alignment, heur_mode
+from graphfuse import GraphTypeError, GraphValidationError, VariantPackError, diagonal_alignment, heur_mode
 from support import attended, graphs
 
 B, H, KV, ROWS, COLUMNS, D, DV = 2, 6, 2, 5, 7, 8, 3
@@ -239,7 +239,14 @@ def test_all_options_are_read_back():
 
 
 def tensors(g, **shapes):
-    return {name: g.tensor(list(shape), name=name) for name, shape in shapes.items()}
+    made = {name: g.tensor(list(shape), name=name) for name, shape in shapes.items()}
+    for name in made.keys() & TYPES.keys():
+        made[name].set_data_type(TYPES[name])
+    return made
+
+
+LENGTHS_OF = ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", "paged_attention_k_table")
+TYPES = dict.fromkeys(LENGTHS_OF, graphfuse.data_type.INT32) | {"block_mask": graphfuse.data_type.UINT8}
 
 
 LONG = {"seq_len_q": (B, 1, 1, 1), "seq_len_kv": (B, 1, 1, 1)}
@@ -254,7 +261,7 @@ WRONG = {
     "starts": (
         {"cu_seq_len_q": (B, 1, 1, 1), "seq_len_kv": (B, 1, 1, 1)},
         PADDED,
-        r"cu_seq_len_q must be \[3, 1, 1, 1\]",
+        r"cu_seq_len_q must be \[3, 1, 1, 1\] or \[3\], got \[2, 1, 1, 1\]",
     ),
     "no lengths": ({}, PADDED, "use_padding_mask needs seq_len_q and seq_len_kv.*got neither"),
     "one length": ({"seq_len_q": (B, 1, 1, 1)}, PADDED, "use_padding_mask needs .*got seq_len_q"),
@@ -295,6 +302,73 @@ def test_what_is_refused(name):
     g.sdpa(**plain, **tensors(g, **shapes), **options, name="a")[0].set_output()
     with pytest.raises(GraphValidationError, match=rf"node 'a' \(sdpa\): .*{message}"):
         g.validate()
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_numbers(name):
+    g = graphs.new()
+    given = LONG if name.startswith("seq") else {"cu_seq_len_q": (B + 1, 1, 1, 1), "cu_seq_len_kv": (B + 1, 1, 1, 1)}
+    given |= TABLE | {"block_mask": (B, H, 1, 1)}
+    plain = tensors(g, **{n: t.shape for n, t in inputs().items()} | given)
+    plain[name].set_data_type(graphs.FLOAT)
+    g.sdpa(**plain, **PADDED, name="a")[0].set_output()
+    accepted = "UINT8 or INT8" if name == "block_mask" else "INT32 or INT64"
+    with pytest.raises(GraphValidationError, match=rf"node 'a' \(sdpa\): {name} is FLOAT; accepted: {accepted}"):
+        g.validate()
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seq_len_q": [6, 1]}, r"seq_len_q is \[6, 1\]; accepted: 0 to 5, the rows of q"),
+        ({"seq_len_kv": [1, 8]}, r"seq_len_kv is \[1, 8\]; accepted: 0 to 7, the rows of k and v"),
+        ({"seq_len_kv": [-1, 2]}, r"seq_len_kv is \[-1, 2\]; accepted: 0 to 7"),
+        ({"cu_seq_len_q": [0, 3, 2]}, r"cu_seq_len_q is \[0, 3, 2\]; accepted: numbers that ascend by 0 to 5"),
+        ({"cu_seq_len_kv": [0, 3, 11]}, r"cu_seq_len_kv is \[0, 3, 11\]; accepted: numbers that ascend by 0 to 7"),
+    ],
+)
+def test_numbers_that_cannot_be(changed, message, back):
+    """On the CPU, where they are known before the work begins."""
+    g = graphs.new()
+    pack = inputs() | padded()
+    if back:
+        pack |= {"o": values(B, H, ROWS, DV), "dO": values(B, H, ROWS, DV), "stats": values(B, H, ROWS, 1)}
+    for name, of in changed.items():
+        pack = {n: t for n, t in pack.items() if n != name.removeprefix("cu_")} | {name: numbers(*of)}
+    t, *_ = (g.sdpa_backward if back else g.sdpa)(**drawn(g, pack), **PADDED, name="a")
+    t.set_output().set_name("out")
+    g.build([heur_mode.FALLBACK])
+    with pytest.raises(VariantPackError, match=rf"node 'a' \({'sdpa_backward' if back else 'sdpa'}\): {message}"):
+        g.execute(pack | {"out": torch.empty(t.get_dim())})
+
+
+@pytest.mark.parametrize("number", [-1, 4, 77])
+def test_pages_that_are_not_there(number):
+    """Of a sequence of 6 rows, in two pages of 4; what is behind is no page."""
+    pack = inputs() | padded()
+    pack |= {"k": values(4, KV, 4, D), "paged_attention_k_table": numbers(1, 2, 3, number).reshape(B, 1, 2, 1)}
+    forward(pack, PADDED | {"paged_attention_max_seq_len_kv": COLUMNS})
+    pack["paged_attention_k_table"] = numbers(1, number, 3, 2).reshape(B, 1, 2, 1)
+    with pytest.raises(
+        VariantPackError, match=rf"k_table has the pages \[1, {number}\] for sequence 0; accepted: 0 to 3, those of k"
+    ):
+        forward(pack, PADDED | {"paged_attention_max_seq_len_kv": COLUMNS})
+
+
+def test_lengths_as_numbers():
+    """Of one sequence."""
+    pack = {name: t[:1] for name, t in inputs().items()}
+    exact = attended.attention(*pack.values(), SCALE, lengths=([3], [6]))
+    hold(forward(pack, PADDED | {"seq_len_q": 3, "seq_len_kv": 6}, (1, H, ROWS, DV)), exact)
+    g = graphs.new()
+    with pytest.raises(GraphValidationError, match="seq_len_kv': 2.5 does not fit int32"):
+        g.sdpa(**drawn(g, pack), **PADDED, seq_len_q=3, seq_len_kv=2.5)
+
+
+def test_cumulative_lengths_along_one_axis():
+    pack = inputs() | {n: t.flatten() for n, t in padded("starts").items()}
+    hold(forward(pack, PADDED), attended.attention(*inputs().values(), SCALE, lengths=LENGTHS))
 
 
 @pytest.mark.parametrize(

@@ -246,9 +246,9 @@ def test_what_is_refused(x, scale, block_size, reordered, message):
 
 def test_a_negative_scale_is_refused():
     with pytest.raises(
-        GraphValidationError, match=r"node 'd'.*is_negative_scale=True is not supported; accepted: False"
+        GraphNotSupportedError, match=r"node 'd'.*is_negative_scale is True; instead: neg of the result"
     ):
-        drawn_with([4, 64], [4, 2], [1, 32], is_negative_scale=True).validate()
+        drawn_with([4, 64], [4, 2], [1, 32], is_negative_scale=True)
 
 
 def test_reordered_scales_of_two_readers():

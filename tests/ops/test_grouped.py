@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from graphfuse import GraphValidationError, moe_grouped_matmul_mode
+from graphfuse import GraphValidationError, VariantPackError, data_type, heur_mode, moe_grouped_matmul_mode
 from support import graphs
 from support.graphs import BF16, FLOAT, TORCH
 
@@ -188,11 +188,48 @@ WRONG = {
 }
 
 
+def drawn(g, shapes):
+    made = {port: g.tensor(list(shape), name=port) for port, shape in shapes.items()}
+    for port in made.keys() & {"first_token_offset", "token_index", "token_ks"}:
+        made[port].set_data_type(data_type.INT32)
+    return made
+
+
+@pytest.mark.parametrize("port", ["first_token_offset", "token_index", "token_ks"])
+def test_types_of_numbers(port):
+    g = graphs.new()
+    given = {"token_index": (1, ROUTED, 1), "token_ks": (1, ROUTED, 1), "token": (1, ROUTED, K)}
+    tensors = drawn(g, GIVEN | given)
+    tensors[port].set_data_type(FLOAT)
+    g.moe_grouped_matmul(**tensors, mode=MODE.SCATTER, top_k=TOP_K, name="m").set_output()
+    with pytest.raises(GraphValidationError, match=rf"'m' .*: {port} is FLOAT; accepted: INT32 or INT64"):
+        g.validate()
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 8], [-1, 3, 3, 8], [0, 3, 3, 9]])
+def test_groups_that_cannot_be(offsets, back):
+    """On the CPU, where they are known before the work begins."""
+    g = graphs.new()
+    pack = {"token": values(1, ROUTED, K), "weight": values(EXPERTS, K, N), "first_token_offset": numbers(offsets, 0)}
+    if back:
+        pack["doutput"] = values(1, ROUTED, N)
+        del pack["weight"]
+    tensors = {port: g.tensor_like(t, name=port) for port, t in pack.items()}
+    made = (g.moe_grouped_matmul_bwd if back else g.moe_grouped_matmul)(**tensors, name="m").set_output().set_name("o")
+    if back:
+        made.set_dim([EXPERTS, K, N])
+    g.build([heur_mode.FALLBACK])
+    out = torch.empty_strided(made.get_dim(), made.get_stride())
+    with pytest.raises(VariantPackError, match=r"'m' .*first_token_offset is \[.*; accepted: ascending .* from 0 to 8"):
+        g.execute(pack | {"o": out})
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_refused(name):
     shapes, options, message = WRONG[name]
     g = graphs.new()
-    tensors = {port: g.tensor(list(shape), name=port) for port, shape in (GIVEN | shapes).items()}
+    tensors = drawn(g, GIVEN | shapes)
     g.moe_grouped_matmul(**tensors, **options, name="m").set_output()
     with pytest.raises(GraphValidationError, match=rf"node 'm' \(moe_grouped_matmul\): .*{message}"):
         g.validate()
@@ -207,6 +244,7 @@ def test_what_is_refused(name):
 )
 def test_what_backward_refuses(shapes, message):
     g = graphs.new()
-    g.moe_grouped_matmul_bwd(*(g.tensor(list(shape)) for shape in shapes), name="m").set_output()
+    ports = "doutput", "token", "first_token_offset"
+    g.moe_grouped_matmul_bwd(**drawn(g, dict(zip(ports, shapes, strict=True))), name="m").set_output()
     with pytest.raises(GraphValidationError, match=rf"node 'm' \(moe_grouped_matmul_bwd\): .*{message}"):
         g.validate()

@@ -351,7 +351,7 @@ def test_twins_have_the_shape_of_what_they_are_of():
 
 def test_functions_of_scores_are_not_offered():
     g = graphs.new()
-    with pytest.raises(GraphNotSupportedError, match=r"node 'a' \(sdpa_fp8\): fn is not offered; leave it out"):
+    with pytest.raises(GraphNotSupportedError, match=r"node 'a' \(sdpa_fp8\): fn is <.*; instead: bias, a mask"):
         g.sdpa_fp8(**shaped(g, FP8 | ONES, dict.fromkeys(ONES, FLOAT)), fn=lambda graph, score: score, name="a")
 
 

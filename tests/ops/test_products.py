@@ -93,7 +93,7 @@ def test_padding_of_matmul():
     a, b = g.tensor([2, 2]), g.tensor([2, 2])
     g.matmul(a, b, FLOAT, padding=0.0).set_output()
     g.validate()
-    with pytest.raises(GraphNotSupportedError, match=r"node 'm' \(matmul\): padding is not offered; .* or 0.0"):
+    with pytest.raises(GraphNotSupportedError, match=r"node 'm' \(matmul\): padding is 1.0; instead: 0.0"):
         g.matmul(a, b, padding=1.0, name="m")
 
 

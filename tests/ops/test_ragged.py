@@ -7,7 +7,7 @@ import torch
 
 import graphfuse
 from graphfuse import GraphTypeError, GraphValidationError, VariantPackError, heur_mode
-from support import attended, graphs
+from support import attended, attention_options, graphs
 from support.graphs import BF16, E4M3, HALF
 
 B, H, KV, ROWS, COLUMNS, D, DV = 3, 4, 2, 5, 7, 8, 16
@@ -179,6 +179,15 @@ def test_sequences_one_behind_another(name, masked, back):
     hold(pack, packed, ports, exactly(means))
 
 
+def test_page_tables_one_behind_another():
+    """As many numbers as sequences have pages, 4 and 2."""
+    g = graphs.new(io_data_type=BF16)
+    pack, exact = attention_options.drawn(g, "paged, tables one behind another", KV, False)
+    assert pack["paged_attention_k_table"].shape == (6, 1)
+    graphs.run(g, pack)
+    attention_options.hold(pack, exact)
+
+
 def test_queries_keys_and_values_of_one_memory():
     """Views of [rows, 3, heads, columns], and no more memory than there are rows."""
     lengths, heads, width = [2, 3], 2, 8
@@ -342,7 +351,8 @@ def test_nodes_that_take_no_ragged_tensors():
     q = small(g)
     g.find_tensor("long").set_ragged_offset(of()(g))
     with pytest.raises(
-        GraphValidationError, match=r"seq_len_q \(tensor 'long'\) is ragged; accepted as such: q, k, v, O"
+        GraphValidationError,
+        match=r"seq_len_q \(tensor 'long'\) is ragged; accepted as such: q, k, v, paged_attention_k_table",
     ):
         g.validate()
 
@@ -362,6 +372,32 @@ def test_offsets_that_cannot_be(at):
     pack = {name: torch.zeros(2, 1, 4, 8) for name in "qkvo"} | {"long": torch.ones(2, 1, 1, 1).int()}
     pack["at"] = torch.tensor(at).int().reshape(3, 1, 1, 1)
     with pytest.raises(VariantPackError, match="'at'.*its offsets of tensor 'q'.*ascending numbers from 0 to 64"):
+        g.execute(pack | {"q": torch.zeros(3, 1, 4, 8)})
+
+
+def test_offsets_beyond_the_memory():
+    """In a call that is like one before, too."""
+    g = graphs.new()
+    small(g).set_ragged_offset(of()(g))
+    g.build([heur_mode.FALLBACK])
+    pack = {name: torch.zeros(2, 1, 4, 8) for name in "qkvo"} | {"long": torch.ones(2, 1, 1, 1).int()}
+    pack |= {"q": torch.zeros(24), "at": torch.tensor([0, 8, 24]).int().reshape(3, 1, 1, 1)}
+    g.execute(pack)
+    pack["at"][2] = 32
+    with pytest.raises(VariantPackError, match="'q'.*the memory given has 24 elements; accepted: .*, 32 or more"):
+        g.execute(pack)
+    g.execute(pack | {"q": torch.zeros(32)})
+
+
+@pytest.mark.parametrize("at", [[0, 8, 16], [0, 1, 2], [4, 16, 30]])
+def test_offsets_with_no_room_for_the_rows(at):
+    """Of sequences of two rows."""
+    g = graphs.new()
+    small(g).set_ragged_offset(of()(g))
+    g.build([heur_mode.FALLBACK])
+    pack = {name: torch.zeros(2, 1, 4, 8) for name in "qkvo"} | {"long": torch.full((2, 1, 1, 1), 2).int()}
+    pack["at"] = torch.tensor(at).int().reshape(3, 1, 1, 1)
+    with pytest.raises(VariantPackError, match=r"'a' \(sdpa\): q has room for .* rows by its .*; needed: \[2, 2\]"):
         g.execute(pack)
 
 
@@ -406,4 +442,5 @@ def test_a_ragged_output_is_where_its_first_rows_are():
     g, pack, _ = drawn(PACKED["dense"], {})
     g.build([heur_mode.FALLBACK])
     with pytest.raises(VariantPackError, match="output tensor 'O'.*overlaps"):
-        g.execute(pack | {"O": pack["v"].flatten()[: pack["O"].numel()]})
+        shared = pack["O"].flatten()[: pack["v"].numel()].view_as(pack["v"])
+        g.execute(pack | {"v": shared.copy_(pack["v"])})

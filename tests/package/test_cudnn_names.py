@@ -6,8 +6,10 @@ import torch
 import cudnn_compatibility as compatibility
 import graphfuse
 from graphfuse import GraphfuseError, GraphNotSupportedError, GraphTypeError, NotOfferedError, create_handle
+from graphfuse.api import node_arguments
 from graphfuse.base import cudnn_names
 from graphfuse.op_graph.positions import TRAILING
+from graphfuse.ops import OPS
 from support import graphs
 
 X = torch.tensor([-200.0, -3.0, -0.5, 0.25, 4.0, 90.0], dtype=torch.float64)
@@ -28,6 +30,28 @@ def test_what_is_not_offered_says_what_to_use(section):
         with pytest.raises(NotOfferedError, match=f"'{name}'.*; instead: ") as error:
             getattr(having, name)
         assert isinstance(error.value, GraphfuseError) and instead[name] in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.not_offered])
+def test_refused_options_say_what_to_use(name):
+    """In the error, and in the page where cuDNN 1.32 has them."""
+    op, page = OPS[name], {row.name: row.how for row in compatibility.rows("pygraph")}
+    for option, (nothing, instead) in op.not_offered.items():
+        required = {a.name: () for a in op.attributes if a.required}
+        for unasked in (None, nothing):
+            node_arguments.attributes("here", op, required | {option: unasked})
+        with pytest.raises(GraphNotSupportedError, match=rf"^here: {option} is 'x'; instead: \w.* \w") as error:
+            node_arguments.attributes("here", op, required | {option: "x"})
+        assert str(error.value).endswith(instead)
+        assert option not in compatibility.NAMES["pygraph"][name] or instead in page[name]
+
+
+def test_no_refusal_without_a_reason():
+    """Each argument that the page counts as refused has one."""
+    found = [row for section in compatibility.SECTIONS for row in compatibility.rows(section)]
+    refusing = [row for row in found if False in row.takes.values()]
+    assert refusing and all("(instead: " in row.how for row in refusing)
+    assert all(len(hint.split()) > 1 for _, hint in cudnn_names.KEYWORDS.values())
 
 
 def test_ready_made_kernels_say_what_to_use():
@@ -312,5 +336,5 @@ def test_groups_of_rows():
         lambda: g.reduction(x, mode=graphfuse.reduction_mode.ADD, group_offset=x),
         lambda: g.block_scale_quantize(x, block_size=32, group_offset=x),
     ):
-        with pytest.raises(GraphNotSupportedError, match="group_offset is not offered; leave it out"):
+        with pytest.raises(GraphNotSupportedError, match="group_offset is <tensor .*; instead: a node for each group"):
             refused()

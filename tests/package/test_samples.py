@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 
+import graphfuse
 import sample_notebooks as samples
 
 README = samples.FOLDER / "README.md"
@@ -103,6 +104,31 @@ def test_no_notebook_without_a_script():
 def test_the_table_has_every_sample():
     named = re.findall(r"^\| \[(\w+)\]\((\w+)\.py\), \[notebook\]\((\w+)\.ipynb\) \|", README.read_text(), re.M)
     assert named == [(p.stem,) * 3 for p in samples.SCRIPTS]
+
+
+def _attention(graph, name, **options):
+    """A node of attention, or its backward, with further options."""
+    ports = ("q", "k", "v", "o", "dO", "stats")[: 3 if name == "sdpa" else 6]
+    return getattr(graph, name)(**{port: graph.tensor([1, 2, 8, 16]) for port in ports}, **options)
+
+
+REFUSED = {
+    "fp16_fwd_with_flexible_graphs": lambda: _attention(graphfuse.pygraph(), "sdpa", score_mod=id),
+    "fp16_bwd_with_flexible_graphs": lambda: _attention(graphfuse.pygraph(), "sdpa_backward", score_mod_bprop=id),
+    "causal_conv1d_forward": lambda: graphfuse.causal_conv1d_forward,
+    "sm_carveout": lambda: graphfuse.pygraph(sm_count=8),
+    "general_block_scale_matmul": lambda: graphfuse.data_type.INT4,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_mirrored_says_what_to_use(name):
+    """The page has the error's reason."""
+    with pytest.raises(graphfuse.GraphfuseError) as error:
+        REFUSED[name]()
+    _, instead = str(error.value).split("; instead: ", 1)
+    table = README.read_text().split("## What is not here")[1]
+    assert re.search(rf"^\| `\w+/.*{name}`.* \| {re.escape(instead)}[ ;]", table, re.M)
 
 
 @pytest.mark.parametrize(

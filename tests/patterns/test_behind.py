@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from graphfuse import heur_mode
 from graphfuse.base.device import for_arch
+from graphfuse.patterns import behind
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from support import graphs
@@ -84,3 +85,16 @@ def test_it_is_the_last_choice_of_our_own():
     best = plan.propose(low, found, known.engines, for_arch("sm_90a"), heur_mode.A).plans[0]
     names = [[n.name for n in part.region.subgraph.nodes] for part in best.parts]
     assert names == [["product"], ["bias", "relu", "softmax"]]
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 1, 1), (3, 1, 1, 40), (1, 1, 1, 40)], ids=str)
+def test_pointwise_nodes_alone_where_a_graph_is_planned_with_them(shape):
+    x, a = torch.randn(3, 4, 5, 40), torch.randn(shape)
+    g = graphs.new(device="emulator")
+    first, second = (g.tensor_like(t).set_name(name) for t, name in ((x, "x"), (a, "a")))
+    g.swish(g.add(second, g.mul(first, second))).set_output().set_name("out").set_data_type(BF16)
+    out = torch.empty(3, 4, 5, 40, dtype=torch.bfloat16)
+    g.build([heur_mode.OPENSOURCE], patterns=[behind.ALONE])
+    g.execute({"x": x, "a": a, "out": out}, graphs.workspace(g.get_workspace_size()))
+    assert len(g._planner.plans[0].parts) == 1
+    torch.testing.assert_close(out.double(), F.silu(x.double() * a + a), rtol=2**-8, atol=1e-5)

@@ -34,6 +34,7 @@ OPTIONS = {
         {"lengths": LENGTHS, "right": 0, "bottom_right": True},
     ),
     "paged": (SHORT, PADDED, {"lengths": LENGTHS}),
+    "paged, tables one behind another": (SHORT, PADDED, {"lengths": LENGTHS}),
     "tiles": (
         {"block_mask": torch.tensor([1, 0, 1, 1], dtype=torch.uint8).reshape(1, 4, 1, 1)},
         {},
@@ -41,7 +42,9 @@ OPTIONS = {
     ),
 }
 
-CASES = [(name, back) for name in OPTIONS for back in (False, True) if not (back and name in ("tiles", "paged"))]
+CASES = [
+    (name, back) for name in OPTIONS for back in (False, True) if not (back and name.startswith(("tiles", "paged")))
+]
 """Options with whether it is of the gradients, which know neither tiles nor pages."""
 
 _OF_KEYS = ("k", "v", "dK", "dV")
@@ -86,7 +89,7 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
     """What `g` is bound to once it has the node, and its exact outputs."""
     extra, options, _ = OPTIONS[name]
     plain, exact = inputs(name, heads)
-    if name == "paged":
+    if name.startswith("paged"):
         for n in ("k", "v"):
             plain[n], table = paged(plain[n])
             extra = extra | {f"paged_attention_{n}_table": table}
@@ -97,6 +100,9 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
         for n in given.keys() & plain.keys():
             _at_offsets(g, given[n], n, pack)
             pack[n] = rows(n, plain[n]).to(device)
+    if name.startswith("paged, tables"):
+        for n in ("k", "v"):
+            _one_table(g, given[f"paged_attention_{n}_table"], pack)
     options = options | {"attn_scale": 0.25} | ({} if back else {"generate_stats": True})
     if of_bias:
         options["dBias"] = g.tensor_like(pack["bias"], name="dBias")
@@ -122,6 +128,15 @@ def _at_offsets(g, t, port: str, pack: dict) -> None:
     offsets = g.tensor_like(pack[name], name=name)
     t.set_stride([0, columns, heads * columns, 1])
     t.set_ragged_offset(offsets).set_ragged_offset_multiplier(heads * columns)
+
+
+def _one_table(g, t, pack: dict) -> None:
+    """Sets a page table to the numbers that sequences have, one behind another."""
+    counts = torch.tensor([-(-end // _PAGE) for end in LENGTHS[1]])
+    name, table = t.get_name(), pack[t.get_name()]
+    pack[name] = torch.cat([numbers[0, :count] for numbers, count in zip(table, counts, strict=True)])
+    pack[f"{name}_at"] = F.pad(counts.cumsum(0), (1, 0)).int().reshape(3, 1, 1, 1).to(table.device)
+    t.set_ragged_offset(g.tensor_like(pack[f"{name}_at"], name=f"{name}_at"))
 
 
 def hold(pack: dict, exact: dict) -> None:

@@ -196,8 +196,8 @@ def fp8(values: np.ndarray, name: str) -> np.ndarray:
 def mxfp4(values: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of `size` along the last axis: (codes packed low nibble first, E8M0 scales), both uint8.
 
-    The scale is the E8M0 of max|block| * (1 / 6), elements are E2M1 of value / scale, in float32 and in float64, of
-    which `kept_places` are kept.
+    The scale is the E8M0 of max|block| * (1 / 6), in float32, elements are E2M1 of value / scale, in float64, of which
+    `kept_places` are kept.
     """
     import ml_dtypes
 
@@ -206,7 +206,7 @@ def mxfp4(values: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
     scales = e8m0(np.abs(blocks).max(axis=-1) * (1 / np.float32(6)))
     power = np.where(scales == 255, np.nan, np.ldexp(1.0, scales.astype(int) - 127))[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = kept_places((blocks.astype(np.float64) / power).astype(np.float32))
+        scaled = kept_places(blocks / power)
     codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     codes = np.where(np.isnan(scaled), np.uint8(7), codes).reshape(values.shape)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
@@ -215,8 +215,8 @@ def mxfp4(values: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
 def nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of 16 along the last axis: (codes packed low nibble first, E4M3 scales), both uint8.
 
-    The scale is the E4M3 of max|block| * (1 / 6), elements are E2M1 of value * (1 / scale), both in float32,
-    of which `kept_places` are kept.
+    The scale is the E4M3 of max|block| * (1 / 6), elements are E2M1 of value * (1 / scale), of which `kept_places` are
+    kept; all but that product in float32.
     """
     import ml_dtypes
 
@@ -225,18 +225,18 @@ def nvfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         scales = fp8(np.abs(blocks).max(axis=-1) * (1 / np.float32(6)), "e4m3")
         scale = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)[..., None]
-        scaled = np.where(scale == 0, np.float32(0), kept_places(blocks * (np.float32(1) / scale)))
+        scaled = np.where(scale == 0, np.float32(0), kept_places(blocks * (1 / scale).astype(np.float64)))
     codes = np.clip(scaled, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
     codes = np.where(np.isnan(scaled), np.uint8(7), codes).reshape(values.shape)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
 
 
 def kept_places(scaled: np.ndarray) -> np.ndarray:
-    """float32 rounded to 21 significant bits more than E2M1 has, and to 2^-22 below 1: by adding a number whose
-    last place is that of the result, once for each binade."""
-    magnitude = np.abs(scaled)
+    """float64 rounded to 21 significant bits more than E2M1 has, and to 2^-22 below 1: by a sum, in float32, with a
+    number whose last place is that of the result, once for each binade."""
+    magnitude = np.abs(np.asarray(scaled, np.float64))
     with np.errstate(invalid="ignore", over="ignore"):
-        places = [(magnitude + np.float32(anchor)) - np.float32(anchor) for anchor in (2, 4, 8)]
+        places = [(magnitude + anchor).astype(np.float32) - np.float64(anchor) for anchor in (2, 4, 8)]
         kept = np.select([magnitude < 2, magnitude < 4, magnitude < 8], places, magnitude)
     return np.copysign(kept, scaled)
 
@@ -313,15 +313,15 @@ def nvfp4_search(values):
     scales = fp8_search(amax * (1 / torch.full_like(amax, 6)), "e4m3")
     scale = torch.tensor([*_grid(4, 3, 448.0), float("nan")], dtype=torch.float32, device=values.device)
     scale = scale[scales.long()].unsqueeze(-1)
-    scaled = _kept_places(blocks * (1 / scale))
-    scaled = torch.where(scale == 0, torch.zeros_like(blocks), scaled)
+    scaled = _kept_places(blocks.double() * (1 / scale).double())
+    scaled = torch.where(scale == 0, 0.0, scaled)
     codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
 
 
 def _kept_places(scaled):
     for anchor in (2, 4, 8):  # its last place is the one kept in the binade below it
-        kept = (scaled.abs() + anchor) - anchor
+        kept = (scaled.abs() + anchor).float().double() - anchor
         inside = (scaled.abs() < anchor) & (scaled.abs() >= (anchor / 2 if anchor > 2 else 0))
         scaled = torch.where(inside, kept.copysign(scaled), scaled)
     return scaled
@@ -339,7 +339,7 @@ def mxfp4_search(values, size: int = 32):
     blocks = values.unflatten(-1, (-1, size))
     amax = blocks.abs().amax(-1)
     scales = e8m0_search(amax * (1 / torch.full_like(amax, 6)))
-    scaled = _kept_places((blocks.double() / _powers(scales).unsqueeze(-1)).float())
+    scaled = _kept_places(blocks.double() / _powers(scales).unsqueeze(-1))
     codes = torch.where(scaled.isnan(), 7, _nearest(scaled, 2, 1, 6.0)).flatten(-2).to(torch.uint8)
     return codes[..., 0::2] | (codes[..., 1::2] << 4), scales
 

@@ -111,6 +111,13 @@ def test_each_module_without_frames_that_are_kept(fused, name):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("name", ["decoder.mid_block.attentions.0", "decoder.up_blocks.2.upsamplers.0"])
+def test_a_compiler_sees_the_own_forward_without_a_graph_break(fused, name):
+    part, x = fused.get_submodule(name), drawn(*PARTS[name])
+    with torch.no_grad():
+        assert distance(torch.compile(part, backend="eager", fullgraph=True)(x), own(part, x)) < CLOSE
+
+
 def test_a_decode_moves_no_activations_but_frames_that_are_kept(fused):
     """Of two samples, as torch keeps channels last on CPUs of more than one. The convolutions of a residual
     block have no padding, concatenation or layout change around them: what is left is one copy each of frames
@@ -239,7 +246,7 @@ def test_what_is_otherwise_runs_its_own_forward(one, change, when):
         torch.manual_seed(3)
         wanted = own(block, x)
         torch.manual_seed(3)
-        assert torch.equal(block(x), wanted)
+        assert distance(block(x), wanted) < CLOSE  # its norms are replaced when it first runs its own forward
         if change is not _stride:
             torch.manual_seed(3)
             wanted = own(one.decoder.mid_block, x)
@@ -288,7 +295,8 @@ def test_a_class_with_another_forward_is_not_known(one):
         """Another name, and the same forward."""
 
     block.__class__ = Twice
-    assert known.role(block) == "" and BLOCK not in {e.name for e in fuse(one).replaced}
+    became = {e.became for e in fuse(one).replaced if e.name == BLOCK}
+    assert known.role(block) == "" and became == {"region"}  # its norms with SiLU, each by itself
     block.__class__ = Other
     assert known.role(block) == known.RESIDUAL
 

@@ -13,7 +13,7 @@ from support.almost_norms import COLUMNS, bodies, layers, made, tensor
 HALF, OTHER_HALF = torch.bfloat16, torch.float16
 
 MODULES, LAYERS = list(bodies()), list(layers())
-PARTS = 4
+PARTS = 8
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,14 @@
-"""fuse of diffusers' autoencoders other than WAN's: what has norms of channels is joined with what follows, module by
-module as exact as it was; what has norms of groups is left as it is, with the reason."""
-
-import inspect
+"""fuse of diffusers' autoencoders: each makes what it did, and is in the table of the docs. Of LTX-Video's, what has
+norms of channels is joined with what follows, module by module as exact as it was."""
 
 import pytest
 import torch
 
+import autoencoder_table
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.whole_models import stretch
+from graphfuse.torch.whole_models import group_norm, stretch
+from support import autoencoders
+from support.video_autoencoders import distance
 
 pytestmark = pytest.mark.torch
 
@@ -22,26 +23,6 @@ LTX = {
 }
 """Blocks with and without a convolution as their shortcut."""
 TIMED = LTX | {"decoder_block_out_channels": (32,) * 4, "timestep_conditioning": True}
-IMAGES = {"block_out_channels": (32, 64), "down_block_types": ("DownEncoderBlock2D",) * 2}
-FOUR = {"block_out_channels": (8,) * 4, "norm_num_groups": 4, "layers_per_block": 1}
-OF_GROUPS = {
-    "AutoencoderKL": IMAGES | {"up_block_types": ("UpDecoderBlock2D",) * 2},
-    "AutoencoderKLHunyuanVideo": FOUR,
-    "AutoencoderKLCogVideoX": FOUR | {"latent_channels": 4},
-    "AutoencoderKLMochi": {
-        "encoder_block_out_channels": (32,) * 4,
-        "decoder_block_out_channels": (32,) * 4,
-        "layers_per_block": (1,) * 5,
-    },
-    "AutoencoderKLCosmos": {
-        "encoder_block_out_channels": (8,) * 4,
-        "decode_block_out_channels": (8,) * 4,
-        "num_layers": 1,
-        "latent_channels": 4,
-        "attention_resolutions": (),
-    },
-}
-GROUPS = "it normalizes channels together with all places, which are no rows along one dimension"
 
 
 def made(of, **config):
@@ -92,15 +73,25 @@ def test_ltx_computes_what_it_did(config, layout):
     assert all(map(torch.equal, back, wanted))
 
 
-@pytest.mark.parametrize("of", OF_GROUPS)
-def test_norms_of_groups_are_left_with_the_reason(of):
-    vae = made(of, **OF_GROUPS[of])
-    norms = {name for name, m in vae.named_modules() if isinstance(m, torch.nn.GroupNorm)}
-    report = fuse(vae)
-    assert norms and {e.name: e.why for e in report.left} == dict.fromkeys(norms, GROUPS)
-    assert all(inspect.getmodule(type(vae.get_submodule(e.name))) is not torch.nn for e in report.replaced)
-    for name in norms:
-        assert "forward" not in vars(vae.get_submodule(name))
+USUAL = ("AutoencoderKL", "AutoencoderKLCogVideoX", "AutoencoderKLCosmos", "AutoencoderKLHunyuanVideo")
+
+
+@pytest.mark.parametrize(
+    "of", [of if of in USUAL else pytest.param(of, marks=pytest.mark.further) for of in autoencoders.SMALL]
+)
+def test_each_computes_what_it_did_and_is_in_the_table(of, monkeypatch):
+    """Of docs/models.md."""
+    if not hasattr(diffusers, of):
+        pytest.skip(f"no {of} in this diffusers")
+    vae = autoencoders.made(of)
+    wanted = autoencoders.results(of, vae)
+    text = autoencoder_table.row(of, vae, fuse(vae))
+    assert text in autoencoder_table.PATH.read_text(), f"write it anew: {autoencoder_table.COMMAND}"
+    monkeypatch.setattr(group_norm, "LEAST", 0)
+    for made, value in zip(autoencoders.results(of, vae), wanted, strict=True):
+        assert distance(made, value) < 1e-4
+    unfuse(vae)
+    assert all(map(torch.equal, autoencoders.results(of, vae), wanted))
 
 
 def test_a_shortcut_that_comes_or_goes_is_that_of_the_class():

@@ -161,7 +161,21 @@ class ByNumber(LlamaNorm):
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(2, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-@pytest.mark.parametrize("norm", [Groups, Switched, ByNumber])
+class ByNames(LlamaNorm):
+    """Says which types it normalizes in float32, as the norms of diffusers' video autoencoders do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = ["float8_", "float4_"]
+
+    def forward(self, x):
+        is_narrow = x.dtype in (torch.float16, torch.bfloat16) or any(n in str(x.dtype) for n in self.names if n)
+        wide = x.float() if is_narrow else x
+        first, second = [y * 1.0 for y in (wide, wide)]
+        return self.weight * (first * torch.rsqrt(second.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize("norm", [Groups, Switched, ByNumber, ByNames])
 @pytest.mark.parametrize("shape", [(2, 3, HIDDEN), (2, 3, HIDDEN, HIDDEN)])
 def test_norms_that_are_plain_in_some_calls_alone(norm, shape):
     model, x = norm(), torch.randn(shape)

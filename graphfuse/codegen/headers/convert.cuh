@@ -124,9 +124,9 @@ GF_DEVICE u32 encode_pair<e5m2>(float low, float high) {
 ///
 /// Where there is no instruction, by way of E5M2. Its steps double every four codes and those of E2M1 every
 /// two from 2 on: 4 + 2q up to q = 4 and 8 + q beyond runs through the eight codes from 4 to 14 as q runs
-/// through those of E2M1, ties and saturation included. The sum rounds q to a multiple of 2^-22 below 2,
-/// of 2^-21 below 4 and of 2^-20 beyond; the instruction does not, so that it rounds away from a midpoint
-/// of two codes what is closer to it than half of that, and here it is a tie.
+/// through those of E2M1, ties and saturation included. The sum rounds q, the exact product, to a multiple of
+/// 2^-22 below 2, of 2^-21 below 4 and of 2^-20 beyond; the instruction does not, so that it rounds away from a
+/// midpoint of two codes what is closer to it than half of that, and here it is a tie.
 template <int COUNT>
 GF_DEVICE u32 encode_e2m1(const float (&values)[COUNT], float factor) {
 #ifdef GF_HARDWARE_FP4
@@ -145,11 +145,12 @@ GF_DEVICE u32 encode_e2m1(const float (&values)[COUNT], float factor) {
 #else
   constexpr float ONE = 4096.0f;  // makes 14 the largest finite number of E5M2
   constexpr u32 ZERO = 0x74747474u;  // the codes of 4
+  const float once = factor * ONE, twice = once * 2.0f;
   float shifted[COUNT];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    const float twice = abs(values[i]) * (factor * 2.0f * ONE);
-    shifted[i] = min_number(twice + 4.0f * ONE, fma(twice, 0.5f, 8.0f * ONE));
+    const float magnitude = abs(values[i]);
+    shifted[i] = min_number(fma(magnitude, twice, 4.0f * ONE), fma(magnitude, once, 8.0f * ONE));
   }
   u32 even = 0, odd = 0, even_signs = 0, odd_signs = 0;
 #pragma unroll

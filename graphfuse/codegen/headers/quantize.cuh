@@ -5,7 +5,7 @@
 // NaN and the elements +6.
 // MXFP8: 32 elements of FP8, scale = max|x| * (1 / largest element) rounded up to a power of two in E8M0,
 // element = FP8(x / scale). A NaN makes scale and elements NaN.
-// Inverses and products are rounded to float32.
+// Inverses are rounded to float32, and products, but those that encode_e2m1 adds to.
 #pragma once
 #include "graphfuse/convert.cuh"
 #include "graphfuse/math.cuh"

@@ -32,12 +32,12 @@ def of_module(module: torch.nn.Module, role: str) -> Fault:
 
 def of_call(module: torch.nn.Module, role: str, x: object) -> Fault:
     """Fault of a call with `x`, that of its module among them."""
+    if is_dynamo_compiling() or _is_tracing():
+        return "it is traced"
     if not isinstance(x, torch.Tensor) or not torch_private.is_plain(x) or x.dim() != 5 or not x.numel():
         return "its input is no plain tensor of frames"
     if x.dtype not in TYPES or x.device.type not in ("cuda", "cpu"):
         return f"its input is of {x.dtype} on {x.device.type}"
-    if is_dynamo_compiling() or _is_tracing():
-        return "it is traced"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on"
     if why := of_module(module, role):

@@ -49,7 +49,9 @@ _COMPARED = {
     ast.NotIn: lambda a, b: a not in b,
 }
 _ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
-_OF_NUMBERS = frozenset({len, int, float, bool, abs, min, max, *(f for f in vars(math).values() if callable(f))})
+_OF_NUMBERS = frozenset(
+    {len, int, float, bool, str, abs, min, max, any, all, *(f for f in vars(math).values() if callable(f))}
+)
 
 
 def run(
@@ -208,6 +210,22 @@ class _Frame:
 
     def _list(self, node: ast.List) -> object:
         return self.items(node.elts)
+
+    def _generatorexp(self, node: ast.GeneratorExp | ast.ListComp) -> object:
+        """Values for each of several known ones, all of them."""
+        first, *others = node.generators
+        several = self.value(first.iter)
+        if others or first.is_async or not isinstance(first.target, ast.Name) or not isinstance(several, tuple | list):
+            raise self.declined(node, f"has {type(node).__name__}")
+        before, found = self.variables, []
+        for value in several:
+            self.variables = before | {first.target.id: value}
+            if all(self.truth(test) for test in first.ifs):
+                found.append(self.value(node.elt))
+        self.variables = before
+        return found
+
+    _listcomp = _generatorexp
 
     def _slice(self, node: ast.Slice) -> object:
         parts = (None if n is None else self.value(n) for n in (node.lower, node.upper, node.step))

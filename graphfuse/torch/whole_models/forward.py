@@ -25,9 +25,7 @@ def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
     or no kernel does and its class is not called a norm."""
     if isinstance(module, RMSNorm | LayerNorm):
         return Refused("it is graphfuse's")
-    if isinstance(module, torch.nn.GroupNorm):
-        return Refused("it normalizes channels together with all places, which are no rows along one dimension")
-    if next(module.children(), None) is not None:
+    if next(module.children(), None) is not None or isinstance(module, torch.nn.GroupNorm):
         return None
     found = _fused(module)
     return found if isinstance(found, FusedCalls) or _is_called_norm(type(module)) else None

@@ -14,7 +14,7 @@ from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
 from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.whole_models import forward, layer, tensor_parallel
+from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
@@ -30,9 +30,10 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
-    eager attention, is replaced in the same way. Modules of WAN's VAE are told by their source, and compute in
-    channels-last, which the strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off
-    their sum over ranks, without gradients, until the norm that reads it.
+    eager attention, is replaced in the same way. ``torch.nn.GroupNorm`` is two kernels, with SiLU behind it, for
+    inference and large tensors. Modules of WAN's VAE are told by their source, and compute in channels-last, which the
+    strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off their sum over ranks, without
+    gradients, until the norm that reads it.
 
     Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
     computed in float32 and rounded once.
@@ -62,6 +63,9 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
+        if (entry := group_norm.replaced(name, module)) is not None:
+            entries.append(entry)
+        entries += pairs.replaced(name, module, own)
     return FuseReport(type(model).__name__, tuple(entries))
 
 

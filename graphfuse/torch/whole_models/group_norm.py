@@ -1,0 +1,138 @@
+"""Group norm, alone or with SiLU behind it, in two kernels of all the device, however few groups there are.
+
+The first makes the moments of pieces of each channel. The second writes x times a number of its channel plus another,
+with SiLU. Between them, torch's operations join the moments of a group, which are few. Nothing is moved: channels
+may be last in memory, or places.
+"""
+
+import math
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion import set_forward
+from graphfuse.torch.fusion.report import Entry
+from graphfuse.torch.whole_models.channel_kernels import row_moments, scaled_channels, scaled_channels_silu
+
+LEAST = 1 << 23
+"""Elements from which the kernels are called. Of fewer, what they save is estimated to be less than the time of the
+operations between them. Not measured."""
+_SHORTEST, _LONGEST = 16, 256
+"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
+ones would be as many bytes as are read."""
+BECAME = "group_norm"
+_RUN_ON = frozenset({"cuda", "cpu"})
+_TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+_called_plainly, _observed = torch_private.called_plainly(), torch_private.observed()
+
+
+def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
+    """The norm of x by a module, or SiLU of that, each rounded to x's type, with places or channels last in
+    memory as in x. None where the class's own
+    forward is to run: with gradients, under autocast or a compiler, of small tensors, and where parameters have another
+    type or x another layout."""
+    if is_dynamo_compiling() or _observed() or not _is_taken(x, norm):
+        return None
+    weight, bias, (n, c, *extents) = norm.weight, norm.bias, x.shape
+    places = math.prod(extents)
+    piece = min(places & -places, _LONGEST)
+    if piece < _SHORTEST:
+        return None
+    if (flat := _viewed(x, n, c, places)) is not None:
+        full = pieces = flat.unflatten(-1, (-1, piece))
+        channels, of_channel = 1, (n, c, 1, 1)
+    elif (flat := _viewed(x.movedim(1, -1), n, places, c)) is not None:
+        full, pieces = flat, flat.unflatten(1, (-1, piece)).mT
+        channels, of_channel = 2, (n, 1, c)
+    else:
+        return None
+    means, variances = (t.unflatten(channels, (norm.num_groups, -1)) for t in row_moments(pieces, norm.eps))
+    of_group = [dim for dim in range(1, 5) if dim != channels]
+    spread, mean = torch.var_mean(means, of_group, correction=0)
+    inverse = variances.mean(of_group).add_(spread).rsqrt_()
+    by_group = norm.num_groups, c // norm.num_groups
+    scale = inverse[:, :, None] * weight.view(by_group)
+    shift = torch.addcmul(bias.view(by_group), mean[:, :, None], scale, value=-1)
+    made = (scaled_channels_silu if silu else scaled_channels)(full, scale.view(of_channel), shift.view(of_channel))
+    return made.view(x.shape) if full is pieces else made.view(n, *extents, c).movedim(-1, 1)
+
+
+def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
+    """A view of a tensor, whose last elements touch; None where there is none."""
+    try:
+        view = t.view(shape)
+    except RuntimeError:
+        return None
+    return view if view.stride(-1) == 1 else None
+
+
+def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
+    if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != norm.num_channels:
+        return False
+    if x.dtype not in _TYPES or x.device.type not in _RUN_ON or torch.is_autocast_enabled(x.device.type):
+        return False
+    has_gradients = torch.is_grad_enabled()
+    for t in (x, norm.weight, norm.bias):
+        if t is None or t.dtype is not x.dtype or t.device != x.device or t.requires_grad and has_gradients:
+            return False
+        if not torch_private.is_plain(t):
+            return False
+    return True
+
+
+def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling
+    """Forward in the place of the class's own."""
+    made = group_norm(input, self)
+    return type(self).forward(self, input) if made is None else made
+
+
+forward.__wrapped__ = torch.nn.GroupNorm.forward  # whose arguments inspect.signature tells
+
+
+def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The activation of the norm of x."""
+    if type(norm) is torch.nn.GroupNorm and type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
+        if all(_called_plainly(module) and set_forward.runs_its_class(module) for module in (norm, activation)):
+            made = group_norm(x, norm, silu=True)
+            if made is not None:
+                return made
+    return activation(norm(x))
+
+
+def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    """Forward in the place of that of modules in a row."""
+    norm = None
+    for module in self:
+        if norm is None:
+            if type(module) is torch.nn.GroupNorm:
+                norm = module
+            else:
+                input = module(input)  # noqa: A001
+        else:
+            input, norm = followed(norm, module, input), None  # noqa: A001
+    return input if norm is None else norm(input)
+
+
+in_sequence.__wrapped__ = torch.nn.Sequential.forward
+
+
+def replaced(name: str, module: torch.nn.Module) -> Entry | None:
+    """Sets the forward of a group norm. None for any other module."""
+    if not isinstance(module, torch.nn.GroupNorm):
+        return None
+    kind = type(module).__name__
+    if why := why_left(module):
+        return Entry(name, kind, why=why)
+    set_forward.set_on(module, forward)
+    return Entry(name, kind, BECAME, f"from {LEAST} elements")
+
+
+def why_left(norm: torch.nn.GroupNorm) -> str:
+    if type(norm) is not torch.nn.GroupNorm:
+        return "its class is not torch's"
+    if norm.weight is None or norm.bias is None:
+        return "it has no weight or no bias"
+    if not set_forward.runs_its_class(norm):
+        return "its forward is set on the module already, by something else"
+    return ""

@@ -1,0 +1,69 @@
+"""A norm and the activation behind it as one call, where a forward has both next to one another, whatever else it does:
+in statements that follow one another, or as modules in a row."""
+
+from collections.abc import Container, Iterator, Mapping
+from itertools import pairwise
+from types import FunctionType
+
+import torch
+
+from graphfuse.torch.fusion import set_forward
+from graphfuse.torch.fusion.report import Entry
+from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.whole_models import group_norm
+from graphfuse.torch.whole_models.forward import together
+from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
+from graphfuse.torch.whole_models.statements import Call, Pair, joined
+
+_CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (CallOperand(1),), {})), (2,))
+
+
+def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[Entry]:
+    """Sets the forward of a module that has such pairs. norms: those of its modules that are one kernel each, by name;
+    group norms are found here."""
+    kind, children = type(module).__name__, dict(module.named_children())
+    of_groups = {n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_left(m)}
+    activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
+    own = type(module).forward
+    if (
+        set_forward.is_set_on(module)
+        or not activations
+        or not (of_groups or norms)
+        or not isinstance(own, FunctionType)
+    ):
+        return
+    operations = dict[tuple[str, str], str]()
+
+    def call(norm: str, activation: str) -> Call | None:
+        """The function for a pair of modules; None where they are none."""
+        if activation in activations and norm in of_groups:
+            return group_norm.followed
+        if activation not in activations or norm not in norms:
+            return None
+        found = fused(_CALLS, (children[norm], children[activation]))
+        if not isinstance(found, FusedCalls):
+            return None
+        operations[norm, activation], run = found.first.program.operations, together(found)
+        return lambda norm, activation, x: run(norm, activation, x)[0]
+
+    try:
+        function, pairs = _of_sequence(children, of_groups) if own is torch.nn.Sequential.forward else joined(own, call)
+    except ForwardDeclined as why:
+        yield Entry(name, kind, why=f"activations behind its norms: {why}")
+        return
+    if not pairs:
+        return
+    if not set_forward.is_free(module):
+        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        return
+    set_forward.set_on(module, function)
+    for pair, said in operations.items():
+        yield Entry(name, kind, "region", f"{said}; with {' and '.join(pair)}")
+    if in_two := [" and ".join(pair) for pair in pairs if pair not in operations]:
+        yield Entry(name, kind, group_norm.BECAME, "; ".join(in_two))
+
+
+def _of_sequence(children: Mapping[str, torch.nn.Module], norms: Container[str]) -> tuple[FunctionType, list[Pair]]:
+    pairs = [(a, b) for a, b in pairwise(children) if a in norms and type(children[b]) is torch.nn.SiLU]
+    return group_norm.in_sequence, pairs

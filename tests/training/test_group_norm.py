@@ -1,0 +1,406 @@
+"""fuse of group norms: two kernels make what torch makes, with SiLU where that is the next statement of a forward."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse.planning import kernels
+from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.fusion import set_forward
+from graphfuse.torch.whole_models import group_norm
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]
+
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", 0)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Moments that kernels have made since."""
+    calls, own = [], group_norm.row_moments
+    monkeypatch.setattr(group_norm, "row_moments", lambda *given: calls.append(given) or own(*given))
+    return calls
+
+
+def drawn(*shape, dtype=torch.float32, last=False, seed=1):
+    """Far from zero, as what is normalized may be."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 2 + 9
+    return x.to(dtype).movedim(1, -1).contiguous().movedim(-1, 1) if last else x.to(dtype)
+
+
+def norm(groups=4, channels=16, dtype=torch.float32):
+    torch.manual_seed(0)
+    made = torch.nn.GroupNorm(groups, channels, eps=1e-3)
+    with torch.no_grad():
+        made.weight.normal_()
+        made.bias.normal_()
+    return made.to(dtype).requires_grad_(False)
+
+
+def exact(of, x):
+    return F.group_norm(x.double(), of.num_groups, of.weight.double(), of.bias.double(), of.eps)
+
+
+def check(of, x):
+    wanted = exact(of, x)
+    for silu in (False, True):
+        made = group_norm.group_norm(x, of, silu)
+        full = F.silu(wanted.to(x.dtype).double()) if silu else wanted
+        assert made.dtype is x.dtype and made.stride() == x.stride()
+        assert (made - full).abs().max() <= CLOSE[x.dtype] * full.abs().max()
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])
+@pytest.mark.parametrize(
+    "shape", [(2, 16, 8, 12), (1, 16, 3, 4, 12), (3, 16, 96), (1, 12, 4, 4), (2, 16, 32, 56)], ids=str
+)
+def test_exact_in_any_shape_and_layout(shape, last, dtype):
+    check(norm(4, shape[1], dtype), drawn(*shape, dtype=dtype, last=last))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_on_kernels(groups, last, plan_on):
+    plan_on("emulator")
+    check(norm(groups, 16, torch.bfloat16), drawn(2, 16, 8, 12, dtype=torch.bfloat16, last=last))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])
+def test_no_kernel_is_made_for_another_resolution(last, plan_on, monkeypatch):
+    sources, own = set(), kernels.compiled
+
+    def compiled(source, *more):
+        sources.add(source)
+        return own(source, *more)
+
+    plan_on("emulator")
+    monkeypatch.setattr(kernels, "compiled", compiled)
+    counts = []
+    for width in (24, 40, 56):
+        group_norm.group_norm(drawn(2, 16, 8, width, last=last), norm(), silu=True)
+        counts.append(len(sources))
+    assert counts == [2, 2, 2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_frames_as_images_are_read_where_they_lie(device, plan_on, ran):
+    plan_on(device)
+    video, of = drawn(1, 16, 3, 8, 8, dtype=torch.bfloat16), norm(dtype=torch.bfloat16)
+    x = video.transpose(1, 2).flatten(0, 1)
+    assert x.data_ptr() == video.data_ptr() and not x.is_contiguous()
+    made = group_norm.group_norm(x, of)
+    assert made.is_contiguous() and ran[0][0].data_ptr() == x.data_ptr()
+    torch.testing.assert_close(made.double(), exact(of, x), rtol=2**-7, atol=1e-2)
+
+
+def test_far_from_zero_it_is_as_exact_as_torch():
+    of, x = norm(), drawn(1, 16, 32, 32) + 500
+    wanted = exact(of, x)
+    theirs = (of(x) - wanted).abs().max()
+    assert (group_norm.group_norm(x, of) - wanted).abs().max() <= 4 * theirs
+
+
+class Block(torch.nn.Module):
+    """A residual block, with all that may stand around a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = norm(), norm()
+        self.act, self.conv = torch.nn.SiLU(), torch.nn.Conv2d(16, 16, 3, padding=1)
+        self.usual = True
+
+    def forward(self, x, *args, scale=1.0, **more):
+        before = x
+        x = self.norm1(x)
+        x = self.act(x)
+        for conv in [self.conv]:
+            x = conv(x)
+        if self.usual:
+            if args:
+                x = x + args[0]
+            x = self.norm2(x)
+        else:
+            x = x * scale
+        x = self.act(x)
+        return {"made": x + before}
+
+
+def test_statements_of_any_forward(ran):
+    block = Block().requires_grad_(False)
+    x, more = drawn(2, 16, 8, 8), drawn(2, 16, 8, 8, seed=2)
+    calls = [
+        lambda: block(x)["made"],
+        lambda: block(x, more)["made"],
+        lambda: block(x=x, scale=2.0)["made"],
+    ]
+    wanted = [call() for call in calls]
+    report = fuse(block)
+    assert {e.name: (e.became, e.why) for e in report.replaced if e.name == ""} == {
+        "": ("group_norm", "norm1 and act; norm2 and act")
+    }
+    for call, value in zip(calls, wanted, strict=True):
+        ran.clear()
+        torch.testing.assert_close(call(), value, rtol=1e-5, atol=1e-5)
+        assert len(ran) == 2
+    block.usual = False
+    ran.clear()
+    torch.testing.assert_close(block(x, scale=2.0)["made"], type(block).forward(block, x, scale=2.0)["made"])
+    assert len(ran) == 2  # of its own forward's norm, too
+    block.usual = True
+    unfuse(block)
+    ran.clear()
+    assert all(torch.equal(call(), value) for call, value in zip(calls, wanted, strict=True))
+    assert not ran
+
+
+class Between(Block):
+    def forward(self, x):
+        y = self.norm1(x)
+        z = self.act(y)
+        x = self.norm2(x)
+        del y
+        x = self.act(x) + z
+        return x
+
+
+def test_what_is_no_pair_is_left_to_its_modules(ran):
+    block = Between().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    report = fuse(block)
+    assert [e.name for e in report.replaced] == ["norm1", "norm2"]
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 2
+
+
+class Nested(Block):
+    def forward(self, x, of=lambda self, x: self(x)):
+        made = [self.act(self.norm1(y + 1)) for y in (x, x * 2)]
+        return of(self.conv, made[0] + made[1]) + self.act(self.act(self.norm2(self.norm1(x))))
+
+
+def test_calls_within_calls(ran):
+    block = Nested().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    (said,) = [e.why for e in fuse(block).replaced if e.name == ""]
+    assert {*said.split("; ")} == {"norm1 and act", "norm2 and act"}
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 4
+
+
+class Other(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1 = self.act = torch.nn.ReLU()
+
+
+class Scopes(Block):
+    def forward(self, x):
+        other = Other()
+
+        def run(self, x):
+            x = self.norm1(x)
+            x = self.act(x)
+            return x
+
+        return self.act(self.norm1(x)) + run(other, x) + (lambda self: self.act(self.norm1(x)))(other)
+
+
+def test_functions_within_a_forward_are_left(ran):
+    block = Scopes().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    fuse(block)
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 1
+
+
+class Inherited(Block):
+    def forward(self, x, shift=0.0, *, twice=False):
+        x = self.norm1(x)
+        x = self.act(x)
+        return super().forward(x + shift)["made"] * (2 if twice else 1)
+
+
+def test_a_forward_keeps_its_class_and_its_defaults():
+    block = Inherited().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = [block(x), block(x, 1.0, twice=True)]
+    fuse(block)
+    for made, value in zip((block(x), block(x, 1.0, twice=True)), wanted, strict=True):
+        torch.testing.assert_close(made, value, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match=r"^Inherited.forward\(\) .*'thrice'"):
+        block(x, thrice=True)
+
+
+def test_modules_in_a_row(ran):
+    model = torch.nn.Sequential(
+        norm(), torch.nn.SiLU(), norm(), norm(), torch.nn.SiLU(), torch.nn.Identity(), norm()
+    ).requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = model(x)
+    (said,) = [e.why for e in fuse(model).replaced if e.name == ""]
+    assert said == "0 and 1; 3 and 4"
+    torch.testing.assert_close(model(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 4
+    model[1].register_forward_hook(lambda module, given, made: made * 0)
+    assert model(x).unique().numel() <= 16
+    unfuse(model)
+    assert "forward" not in vars(model)
+
+
+class OfRows(torch.nn.Module):
+    """Not straight, with norms of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act = torch.nn.RMSNorm(32), torch.nn.SiLU()
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.norm(x)
+            x = self.act(x)
+        return x
+
+
+def test_norms_of_rows_and_their_activation_are_one_kernel():
+    model, x = OfRows(), torch.randn(3, 32)
+    wanted = model(x)
+    (said,) = [e.why for e in fuse(model).replaced if e.name == ""]
+    assert said == "rmsnorm, swish; with norm and act"
+    torch.testing.assert_close(model(x), wanted)
+    model(x).sum().backward()
+    assert model.norm.weight.grad is not None
+
+
+class Mangled(Block):
+    def forward(self, x):
+        x = self.norm1(x)
+        x = self.act(x)
+        return self.__own(x)
+
+    def __own(self, x):
+        return x
+
+
+def test_a_forward_that_is_not_written_again_is_said():
+    (said,) = [e.why for e in fuse(Mangled()).left]
+    assert said == "activations behind its norms: its forward reads names that its class makes its own"
+
+
+@pytest.mark.parametrize("of", ["norm1", "act"])
+def test_hooks_see_what_they_saw(of):
+    block, seen = Block().requires_grad_(False), []
+    fuse(block)
+    block.get_submodule(of).register_forward_hook(lambda module, given, made: seen.append(made))
+    block(drawn(1, 16, 8, 8))
+    assert len(seen) == (1 if of == "norm1" else 2)
+
+
+def test_what_is_exchanged_later_is_called(ran):
+    block = Block().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    fuse(block)
+    block.act, block.norm1 = torch.nn.ReLU(), torch.nn.Identity()
+    assert torch.equal(block(x)["made"], type(block).forward(block, x)["made"])
+    assert len(ran) == 2  # norm2, of each call
+
+
+def test_a_class_that_is_given_another_forward_runs_it(monkeypatch):
+    block = Block()
+    fuse(block)
+    monkeypatch.setattr(Block, "forward", lambda self, x: x)
+    assert block(x := drawn(1, 16, 8, 8)) is x
+
+
+@pytest.mark.parametrize(
+    "call",
+    {
+        "gradients of x": lambda of, x: of(x.requires_grad_()),
+        "gradients of parameters": lambda of, x: of.requires_grad_()(x),
+        "autocast": lambda of, x: torch.autocast("cpu", torch.bfloat16)(of)(x),
+        "other parameters": lambda of, x: of.double()(x.double()),
+        "few places": lambda of, x: of(x[:, :, :1, :9]),
+        "an odd number of places": lambda of, x: of(drawn(1, 16, 9, 13)),
+        "gaps": lambda of, x: of(x[..., ::2]),
+        "no places": lambda of, x: of(x[:, :, 0, 0]),
+        "a transform": lambda of, x: torch.func.vmap(of)(x[None]),
+    }.items(),
+    ids=lambda call: call[0],
+)
+def test_other_calls_run_the_own_forward(call, ran):
+    model = torch.nn.Sequential(norm())
+    wanted = call[1](copy.deepcopy(model)[0], drawn(1, 16, 8, 32))
+    fuse(model)
+    assert torch.equal(call[1](model[0], drawn(1, 16, 8, 32)), wanted)
+    assert not ran
+
+
+def test_gradients_are_the_class_s_own():
+    block, x = Block(), drawn(1, 16, 8, 8).requires_grad_()
+    wanted = torch.autograd.grad(block(x)["made"].sum(), [x, *block.conv.parameters()])
+    fuse(block)
+    made = torch.autograd.grad(block(x)["made"].sum(), [x, *block.conv.parameters()])
+    assert all(map(torch.equal, made, wanted))
+
+
+def test_small_tensors_are_torch_s(monkeypatch, ran):
+    monkeypatch.setattr(group_norm, "LEAST", 1 << 11)
+    model = torch.nn.Sequential(norm())
+    fuse(model)
+    model(drawn(1, 16, 8, 8))
+    assert not ran
+    model(drawn(1, 16, 8, 16))
+    assert len(ran) == 1
+
+
+def test_copies_and_pickles():
+    block = Block().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)["made"]
+    fuse(block)
+    stored = pickle.loads(pickle.dumps(block))
+    assert not any(map(set_forward.is_set_on, stored.modules()))
+    assert torch.equal(stored(x)["made"], wanted)
+    torch.testing.assert_close(copy.deepcopy(block)(x)["made"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_it_is_the_compiler_s(ran):
+    block = Block().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)["made"]
+    fuse(block)
+    made = torch.compile(block, backend="eager", fullgraph=True)(x)["made"]
+    assert torch.equal(made, wanted) and not ran
+
+
+def test_exported_it_is_torch_s_for_any_size(ran, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", 1 << 9)
+    model = torch.nn.Sequential(norm(), torch.nn.SiLU()).requires_grad_(False)
+    fuse(model)
+    sizes = {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
+    made = torch.export.export(model, (drawn(1, 16, 8, 8),), dynamic_shapes=({**sizes},), strict=False).module()
+    x = drawn(1, 16, 2, 3)
+    assert not ran
+    torch.testing.assert_close(made(x), F.silu(exact(model[0], x)).float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: torch.nn.GroupNorm(4, 16, affine=False), "it has no weight or no bias"),
+        (lambda: type("Other", (torch.nn.GroupNorm,), {})(4, 16), "its class is not torch's"),
+    ],
+)
+def test_other_norms_of_groups_are_left(made, why):
+    assert [(e.became, e.why) for e in fuse(torch.nn.Sequential(made())).entries] == [("", why)]
