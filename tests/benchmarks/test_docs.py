@@ -95,6 +95,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     for bench in BENCHES:
         record.write(folder, bench, other, bench_record.record(bench) | {"environment": other})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
+    record.write(folder, "autoencoders", other, bench_record.autoencoders_model())
     made = bench_record.all_reduce() | {"environment": other}
     record.write(folder, "all-reduce", other, made)
     made = bench_record.tensor_parallel() | {"environment": other}
@@ -175,6 +176,8 @@ def test_places_of_other_records_render(rendered):
     assert "| decode: times as fast as eager, at worst | ≥ 2.1 | 2.500 | met |" in text
     assert "| first decode, kernels kept, seconds | ≤ 2 | 3.000 | not met | - |" in text
     assert "| decode-3x60x104 | fuse | 100.0 (100.0 to 100.0) | 0.0200 | 1.00 | 1.0 |" in text
+    text = rendered["autoencoders.md"]
+    assert "| decode: times as fast as torch.compile, at worst | ≥ 1 | 2.500 | met |" in text
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
