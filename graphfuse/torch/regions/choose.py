@@ -18,7 +18,7 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, is_changed, told
+from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
@@ -88,6 +88,8 @@ def find(
         take(regions_of(along[axis]))
     if why_left is not None:
         reductions = [node for node in graph.nodes if node in left and generated.is_reduction(node)]
+        # Sums of all elements, as of losses, reduce no rows.
+        reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, -1)].why_left(node) for node in reductions}
         why_left |= {node: why for node, why in whys.items() if why}
     said = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
