@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.bench import Bench
@@ -198,6 +198,14 @@ def profile(record: dict) -> Table:
 
 def _figure(value: float | None, places: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{places}f}{unit}"
+
+
+def spread(found: Mapping[str, float] | None, places: int) -> str:
+    """A median, and from where to where."""
+    if found is None:
+        return "-"
+    median, low, high = (f"{found[name]:.{places}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def _us(value: float | None) -> str:

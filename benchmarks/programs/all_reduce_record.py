@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target
 
@@ -70,3 +71,6 @@ def table(record: dict) -> Table:
         for one in record["times"]
     ]
     return Table(f"microseconds of {record['ranks']} GPUs, the slowest of them", ("", *names), rows)
+
+
+STUDY = Study("all-reduce", tables=lambda record: (table(record),), targets=TARGETS)

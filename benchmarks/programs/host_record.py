@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from graphfuse.base.wording import counted
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target
 
@@ -161,3 +162,6 @@ def memory(cost: HostCost) -> Table:
 def every(cost: HostCost) -> Iterable[Table]:
     """The tables there are."""
     return [table for table in (addresses(cost), row_counts(cost), unseen(cost), memory(cost)) if table.rows]
+
+
+STUDY = Study("host-cost", tables=every, targets=TARGETS, read=HostCost)

@@ -12,11 +12,10 @@ our kernel in the chain instead, and records nothing.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 from graphfuse.benchmarks import command, record, session, tables, target
 from graphfuse.benchmarks.bench import Bench
@@ -24,6 +23,7 @@ from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
 from graphfuse.benchmarks.programs import chain_knobs, products, turns
 from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase, sampler
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.benchmarks.untuned import untuned
 
@@ -137,9 +137,11 @@ def _line(r: Results, case: dict) -> str:
     return ", ".join([f"{name(case)}: products {r.us(case, r.stream) or 0:.2f} us, {found}", *failed])
 
 
+STUDY = Study(BENCH.name, __doc__, lambda r: (norms(r), chains(r)), BENCH.targets, read=Results)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write in-a-model-DEVICE.json into FOLDER")
+    parser = STUDY.parser()
     parser.add_argument("--resume", action="store_true", help="keep what the record there already has")
     parser.add_argument("--rows", type=int, nargs="+", default=[])
     parser.add_argument("--columns", type=int, nargs="+", default=[])
@@ -153,12 +155,10 @@ def main() -> None:
     choice = command.Choice((), (*arguments.rows,), (*arguments.columns,), (*arguments.peers,), arguments.quick)
     if wrong := choice.unknown(BENCH):
         parser.error(wrong)
-    if arguments.resume and not arguments.record:
-        parser.error("there is no record to go on with; give --record FOLDER, too")
+    STUDY.refuse(parser, arguments)
     if arguments.least < 2:
         parser.error(f"--least {arguments.least}: quartiles take two rounds or more")
-    if reason := record.gpu_needed("in_a_model"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     with untuned():
         if arguments.knobs is None:
             _run(parser, arguments, choice)
@@ -168,7 +168,7 @@ def main() -> None:
                 session.release("cuda")
 
 
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, choice: command.Choice) -> None:
+def _run(parser: ArgumentParser, arguments: Namespace, choice: command.Choice) -> None:
     from rich.console import Console
 
     from graphfuse.runtime import device, timing
@@ -202,7 +202,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, choice:
             file = command.keep(folder, BENCH, about, content)
     results = Results({"environment": about, **content})
     console = Console(highlight=False, width=command.WIDTH)
-    for table in (norms(results), chains(results), tables.targets(BENCH, results)):
+    for table in STUDY.shown(results.record):
         console.print(tables.terminal(table))
     for text in tables.absences(results):
         console.print(text, markup=False)

@@ -8,7 +8,7 @@ from graphfuse.benchmarks.programs.model_cases import MODELS, PREFILL, STEP, Mod
 from graphfuse.benchmarks.programs.model_counts import KINDS, OTHER
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED
 from graphfuse.benchmarks.results import Results
-from graphfuse.benchmarks.tables import Table
+from graphfuse.benchmarks.tables import Table, spread
 from graphfuse.benchmarks.target import Target
 
 PAIRS = ((OURS_COMPILED, COMPILED), (OURS, EAGER))
@@ -66,10 +66,6 @@ def _named(case: dict) -> tuple[str, str]:
 def times(r: Results) -> Table:
     """Every case: milliseconds of each way, and how many times as fast ours are."""
 
-    def ms(case: dict, way: str) -> str:
-        figures = case["peers"].get(way, {}).get("ms")
-        return f"{figures['median']:.3f} ({figures['low']:.3f} to {figures['high']:.3f})" if figures else "-"
-
     def faster(case: dict, ours: str, over: str) -> str:
         ratio = speed_up(case, ours, over)
         return f"{ratio:.3f}×" if ratio else "-"
@@ -80,7 +76,7 @@ def times(r: Results) -> Table:
         [
             (
                 *_named(case),
-                *(ms(case, way) for way in r.record["peers"]),
+                *(spread(case["peers"].get(way, {}).get("ms"), 3) for way in r.record["peers"]),
                 *(faster(case, *pair) for pair in PAIRS),
             )
             for case in r.record["cases"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from graphfuse.benchmarks.programs.model_cases import DECODE, MODELS, PREFILL, Decoder
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
-from graphfuse.benchmarks.tables import Table
+from graphfuse.benchmarks.programs.study import Study
+from graphfuse.benchmarks.tables import Table, spread
 from graphfuse.benchmarks.target import Target
 
 
@@ -76,10 +77,12 @@ def table(record: dict) -> Table:
 
 
 def _time(way: dict) -> str:
-    ms = way.get("ms")
-    return f"{ms['median']:.3f} ({ms['low']:.3f} to {ms['high']:.3f})" if ms else way.get("error", "-")
+    return way["error"] if "error" in way else spread(way.get("ms"), 3)
 
 
 def _faster(ways: dict[str, dict], theirs: str, ours: str) -> str:
     medians = [ways[name]["ms"]["median"] for name in (theirs, ours) if "ms" in ways.get(name, {})]
     return f"{medians[0] / medians[1]:.3f}×" if len(medians) == 2 else "-"
+
+
+STUDY = Study("tensor-parallel", tables=lambda record: (table(record),), targets=TARGETS)

@@ -9,13 +9,12 @@ that of the reference engine.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import torch_attention, turns
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.programs.torch_problem import ONE_ROUNDING, ROUNDED_INSIDE, Problem, drawn
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
@@ -225,10 +224,7 @@ def compared(problem: Problem) -> dict:
         "name": problem.name,
         "plan": plan,
         "distance": distance,
-        "us": {
-            n: {"median": t.median, "low": t.low, "high": t.high}
-            for n, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)
-        },
+        "us": {who: vars(t) for who, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)},
     }
 
 
@@ -292,24 +288,18 @@ def failing(content: dict) -> tables.Table:
 
 
 def on_host(content: dict) -> tables.Table:
-    def cell(us: dict) -> str:
-        return f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})"
-
     return tables.Table(
         "microseconds of a call on the host: median (quartiles)",
         ("problem", OURS, PLAIN),
-        [(name, cell(us[OURS]), cell(us[PLAIN])) for name, us in content["host_us"].items()],
+        [(name, *(tables.spread(us[who], 2) for who in (OURS, PLAIN))) for name, us in content["host_us"].items()],
     )
 
 
 def on_gpu(content: dict) -> tables.Table:
-    def cell(us: dict) -> str:
-        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
-
     def row(case: dict) -> tuple[str, ...]:
         us, engines = case["us"], " + ".join(part.partition("[")[0] for part in case["plan"].split(" + "))
         ratio = us[OURS]["median"] / us[PLAIN]["median"]
-        times = (cell(us[OURS]), cell(us[PLAIN]), f"{ratio:.3f}")
+        times = (*(tables.spread(us[who], 1) for who in (OURS, PLAIN)), f"{ratio:.3f}")
         return (case["name"], engines, *times, f"{case['distance']:.3g}", f"{us[REFERENCE]['median']:.0f}")
 
     return tables.Table(
@@ -320,26 +310,25 @@ def on_gpu(content: dict) -> tables.Table:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write torch-products-DEVICE.json into FOLDER")
-    given = parser.parse_args(arguments)
-    if reason := record.gpu_needed("torch_products"):
-        parser.exit(2, f"{reason}\n")
-    from rich.console import Console
+STUDY = Study(
+    name="torch-products",
+    about=__doc__,
+    tables=lambda content: (on_gpu(content), on_host(content), failing(content)),
+    targets=TARGETS,
+    distributions=("torch",),
+)
 
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = STUDY.asked(arguments)
     with untuned():
         content = {
-            "versions": {"torch": record.version("torch")},
+            "versions": STUDY.versions(),
             "checks": [_entry(checked, problem) for problem in checks()],
             "host_us": host(),
             "cases": [_entry(compared, problem) for problem in measured()],
         }
-    console = Console(highlight=False, width=180)
-    for each in (failing(content), on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
-    if given.record:
-        print(record.write(given.record, "torch-products", record.environment(record.CHECKOUT), content))
+    STUDY.report(content, given.record)
 
 
 if __name__ == "__main__":

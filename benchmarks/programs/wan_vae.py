@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from graphfuse.base import settings
@@ -37,6 +36,7 @@ from graphfuse.benchmarks.programs import kernel_times
 from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
 from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.programs.wan_vae_cases import (
     CASES,
     COMPILED,
@@ -215,8 +215,7 @@ def times(content: dict) -> tables.Table:
     def cells(w: dict) -> tuple[str, ...]:
         if "ms" not in w:
             return (w["failed"], "-", "-", "-")
-        ms = f"{w['ms']['median']:.1f} ({w['ms']['low']:.1f} to {w['ms']['high']:.1f})"
-        return (ms, f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
+        return (tables.spread(w["ms"], 1), f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
 
     return tables.Table(
         "a call, in milliseconds: median (quartiles)",
@@ -240,6 +239,13 @@ def kinds(content: dict) -> tables.Table:
     )
 
 
+def shown(content: dict) -> tuple[tables.Table, ...]:
+    return times(content), kinds(content)
+
+
+STUDY = Study(NAME, __doc__, shown, TARGETS, DISTRIBUTIONS, rounds=12, quick="short cases, nothing compiled, 5 rounds")
+
+
 def chosen(names: Sequence[str], seconds: float | None) -> dict[str, VideoWay]:
     """Ways by title, those with these names, all for none. seconds: in place of each way's own, unless None."""
     found = {title: way for title, way in WAYS.items() if not names or way.name in names}
@@ -260,23 +266,14 @@ def merged(cases: Sequence[dict], name: str, entries: dict[str, dict]) -> list[d
 
 def main(arguments: Sequence[str] | None = None, called_as: str | None = None, no_gpu: int = 2) -> None:
     """arguments, called_as: the command line and how it is called. no_gpu: the exit code where there is no GPU."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=called_as, description=__doc__, formatter_class=style)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {NAME}-DEVICE.json into FOLDER")
+    parser = STUDY.parser(called_as)
     parser.add_argument("--resume", action="store_true", help="keep what the record there has")
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(map(str, CASES)))
     parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help=", ".join(NAMES))
     parser.add_argument("--seconds", type=float, metavar="N", help="that a way takes at most before it is timed")
-    parser.add_argument("--rounds", type=int, default=12, help="samples of each way, 12 unless told")
-    parser.add_argument("--quick", action="store_true", help="short cases, nothing compiled, 5 rounds, no record")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
     asked = parser.parse_args(arguments)
-    if asked.quick and asked.record:
-        parser.error("--quick leaves no record; accepted: one of --quick and --record")
-    if asked.resume and not asked.record:
-        parser.error("there is no record to go on with; give --record FOLDER, too")
-    if asked.rounds < 2:
-        parser.error(f"--rounds {asked.rounds}: quartiles take two rounds or more")
+    STUDY.refuse(parser, asked)
     for one in asked.only:
         if one not in map(str, CASES):
             parser.error(f"{one}: there are {', '.join(map(str, CASES))}")
@@ -285,18 +282,21 @@ def main(arguments: Sequence[str] | None = None, called_as: str | None = None, n
             parser.error(f"{one}: there are {', '.join(NAMES)}")
     if asked.seconds is not None and not asked.seconds > 0:
         parser.error(f"--seconds {asked.seconds:g}: accepted: a number above 0")
-    if reason := record.gpu_needed("wan_vae"):
-        parser.exit(no_gpu, f"{reason}\n")
-    if importlib.util.find_spec("diffusers") is None:
-        parser.exit(no_gpu, "wan_vae needs diffusers, which is not installed: pip install diffusers\n")
+    STUDY.need_gpu(parser, no_gpu)
+    need_diffusers(STUDY, no_gpu)
     _run(asked)
 
 
-def _run(asked: argparse.Namespace) -> None:
-    from rich.console import Console
+def need_diffusers(study: Study, code: int = 2) -> None:
+    """Ends the process with this exit code where diffusers is not installed."""
+    if importlib.util.find_spec("diffusers") is None:
+        told = f"{study.name.replace('-', '_')} needs diffusers, which is not installed: pip install diffusers\n"
+        study.parser().exit(code, told)
 
-    console, about = Console(highlight=False, width=200), record.environment(record.CHECKOUT)
-    content: dict = {"versions": {name: record.version(name) for name in DISTRIBUTIONS}, "cases": []}
+
+def _run(asked: argparse.Namespace) -> None:
+    about = record.environment(record.CHECKOUT)
+    content: dict = {"versions": STUDY.versions(), "cases": []}
     if asked.resume and (file := record.path(asked.record, NAME, about)).exists():
         before = json.loads(file.read_text())
         content |= {key: before[key] for key in ("start", "cases") if key in before}
@@ -312,8 +312,7 @@ def _run(asked: argparse.Namespace) -> None:
             content["cases"] = merged(content["cases"], str(case), entries)
             if asked.record:
                 record.write(asked.record, NAME, about, content)
-    for table in (times(content), kinds(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(table))
+    STUDY.report(content)
 
 
 if __name__ == "__main__":
