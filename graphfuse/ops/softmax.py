@@ -61,7 +61,6 @@ TABLE = (
         "e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing\n"
         "overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.softmax,
         frozen=shapes.axis_frozen,
         expansion=Expansion(_softmax, _of_axis),
@@ -73,7 +72,6 @@ TABLE = (
         "The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.\n"
         "-infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.softmax,
         frozen=shapes.axis_frozen,
         expansion=Expansion(_log_softmax, _of_axis),
