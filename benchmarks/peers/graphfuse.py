@@ -44,7 +44,7 @@ def _dependent(case, sets) -> Work:
 
 
 def _one_launch(case, sets) -> Work:
-    return work(case.joint_graph(handle(sets)), [s.joint_pack() for s in sets])
+    return work(case.joint_graph(handle(sets)), [case.joint_pack(s) for s in sets])
 
 
 def _inference(case, sets) -> Work:
