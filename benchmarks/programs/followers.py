@@ -18,9 +18,9 @@ from graphfuse.benchmarks.programs import follower_cases
 from graphfuse.benchmarks.programs.follower_cases import BOTH, FORWARD, FUNCTIONS, TIMING_SECONDS, FollowerCase
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Way
 from graphfuse.benchmarks.programs.program import Program
-from graphfuse.benchmarks.results import Results, mean
+from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.tables import Table, spread
-from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.target import Target, averaged
 
 
 def measured(case: FollowerCase, ways: Sequence[Way], device: str, rounds: int) -> dict:
@@ -48,18 +48,13 @@ def ratios(r: Results, work: str) -> Iterator[tuple[float, str]]:
 
 
 def slowest(work: str, limit: float) -> Target:
-    def figure(r: Results) -> tuple[float, str] | None:
-        return max(((1 / ratio, where) for ratio, where in ratios(r, work)), default=None)
-
-    return Target(f"{work}: time over torch.compile's, at worst", limit, False, figure)
+    text = f"{work}: time over torch.compile's, at worst"
+    return Target(text, limit, False, lambda r: ((1 / ratio, where) for ratio, where in ratios(r, work)))
 
 
 def average(work: str, limit: float) -> Target:
-    def figure(r: Results) -> tuple[float, str] | None:
-        found = mean(ratio for ratio, _ in ratios(r, work))
-        return None if found is None else (found, "")
-
-    return Target(f"{work}: times as fast as torch.compile, geometric mean", limit, True, figure)
+    text = f"{work}: times as fast as torch.compile, geometric mean"
+    return Target(text, limit, True, lambda r: averaged(ratios(r, work)))
 
 
 def times(work: str) -> Callable[[Results], Table]:

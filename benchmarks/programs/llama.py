@@ -44,11 +44,10 @@ TOLERANCE = 0.05
 def slowest(kind: str, to: str, limit: float) -> Target:
     """The model with ours over the one with other norms, at worst."""
 
-    def figure(content: dict):
-        found = [(case["ours_over"][to], case["name"]) for case in content["cases"] if case["kind"] == kind]
-        return max(found, default=None)
+    def figures(content: dict):
+        return ((case["ours_over"][to], case["name"]) for case in content["cases"] if case["kind"] == kind)
 
-    return Target(f"{kind}: time with ours over {to}'s, at worst", limit, False, figure)
+    return Target(f"{kind}: time with ours over {to}'s, at worst", limit, False, figures)
 
 
 TARGETS = (slowest(PREFILL, TORCH, 1.0), slowest(PREFILL, OWN, 0.8), slowest(STEP, TORCH, 1.0), slowest(STEP, OWN, 1.0))

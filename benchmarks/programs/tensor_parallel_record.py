@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.programs.model_cases import DECODE, MODELS, PREFILL, Decoder
@@ -35,15 +36,12 @@ _TITLES = {way.name: way.title for way in WAYS}
 
 
 def _times_as_fast(work: str, ours: str, theirs: str):
-    def figure(record: dict) -> tuple[float, str] | None:
-        found = []
+    def figures(record: dict) -> Iterator[tuple[float, str]]:
         for one in record["cases"]:
-            ways = one["ways"]
-            if f"/{work}" in one["case"] and all("ms" in ways.get(name, {}) for name in (ours, theirs)):
-                found.append((ways[theirs]["ms"]["median"] / ways[ours]["ms"]["median"], one["case"]))
-        return min(found, default=None)
+            if f"/{work}" in one["case"] and (ratio := _ratio(one["ways"], theirs, ours)):
+                yield ratio, one["case"]
 
-    return figure
+    return figures
 
 
 TARGETS = (
@@ -81,8 +79,14 @@ def _time(way: dict) -> str:
 
 
 def _faster(ways: dict[str, dict], theirs: str, ours: str) -> str:
+    ratio = _ratio(ways, theirs, ours)
+    return f"{ratio:.3f}×" if ratio else "-"
+
+
+def _ratio(ways: dict[str, dict], theirs: str, ours: str) -> float | None:
+    """How many times as fast ours is; None if one of both was not measured."""
     medians = [ways[name]["ms"]["median"] for name in (theirs, ours) if "ms" in ways.get(name, {})]
-    return f"{medians[0] / medians[1]:.3f}×" if len(medians) == 2 else "-"
+    return medians[0] / medians[1] if len(medians) == 2 else None
 
 
 STUDY = Study("tensor-parallel", tables=lambda record: (table(record),), targets=TARGETS)

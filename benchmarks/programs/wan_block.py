@@ -41,11 +41,10 @@ TOLERANCE = 2.0**-7
 def fastest(over: str, limit: float) -> Target:
     """The time of a peer over ours, at worst."""
 
-    def figure(content: dict):
-        found = [(case["us"][over]["median"] / case["us"][OURS]["median"], case["name"]) for case in content["cases"]]
-        return min(found, default=None)
+    def figures(content: dict):
+        return ((case["us"][over]["median"] / case["us"][OURS]["median"], case["name"]) for case in content["cases"])
 
-    return Target(f"times as fast as {over}, at worst", limit, True, figure)
+    return Target(f"times as fast as {over}, at worst", limit, True, figures)
 
 
 TARGETS = (fastest(EAGER, 1.25), fastest(COMPILED, 1.05))
