@@ -74,10 +74,9 @@ class QkNormRopeCacheCase(qk_norm_rope.QkNormRopeCase):
             return t if scale is None else graph.mul(t, graph.reciprocal(scale))
 
         y = self.normed(graph, **given)
-        k = self.of(graph, scaled(y, k_scale), "k")
+        q, k = self.of(graph, y, "q"), self.of(graph, scaled(y, k_scale), "k")
         caches = {"k_cache": k, "v_cache": scaled(v, v_scale)}
-        caches = {name: graph.scatter_rows(made, slots) for name, made in caches.items()}
-        return {"q_out": self.of(graph, y, "q")} | caches
+        return {"q_out": q} | {name: graph.scatter_rows(made, slots) for name, made in caches.items()}
 
     def found(self, operands: BufferSet, name: str, rows: torch.Tensor) -> torch.Tensor:
         return super().found(operands, name, operands.slots[rows] if name.endswith("cache") else rows)

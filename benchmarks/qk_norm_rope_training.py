@@ -60,8 +60,8 @@ class QkNormRopeTrainingCase(qk_norm_rope.QkNormRopeCase):
         y = self.rotated(graph, graph.mul(y, graph.join(q_weight, k_weight, 1)), table, positions)
         made = {}
         for name, x in (("q", q), ("k", k)):
-            inverse_rms = made[f"{name}_inverse_rms"] = self.of(graph, inverse, name)
             made[f"{name}_out"] = self.of(graph, y, name)
+            inverse_rms = made[f"{name}_inverse_rms"] = self.of(graph, inverse, name)
             back = self.rotated(graph, more[f"d{name}_out"], table, positions, inverse=True)
             dx, dweight, _ = graph.rmsnorm_backward(back, x, more[f"{name}_scale"], inverse_rms, has_dbias=False)
             made |= {f"d{name}": dx, f"d{name}_weight": dweight}
