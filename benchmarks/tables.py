@@ -62,9 +62,9 @@ def cases(r: Results) -> Table:
             (
                 name(case),
                 f"{case['bytes'] / MB:.1f}",
-                _us(r.us(case, r.ours)),
+                _figure(r.us(case, r.ours), 2),
                 _percent(r.ratio(case, r.stream, r.ours)),
-                *(_us(r.us(case, peer)) for peer in peers),
+                *(_figure(r.us(case, peer), 2) for peer in peers),
             )
             for case in r.cases()
         ],
@@ -208,13 +208,9 @@ def spread(found: Mapping[str, float] | None, places: int) -> str:
     return f"{median} ({low} to {high})"
 
 
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return _figure(value and 100 * value, 1, " %")
 
 
 def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}×"
+    return _figure(value, 2, "×")

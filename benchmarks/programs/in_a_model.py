@@ -17,7 +17,7 @@ import itertools
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
-from graphfuse.benchmarks import command, record, session, tables, target
+from graphfuse.benchmarks import command, session, tables, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
@@ -172,41 +172,19 @@ def _run(parser: ArgumentParser, arguments: Namespace, choice: command.Choice) -
 
     from graphfuse.runtime import device, timing
 
-    arch, about = device.get("cuda").sm, record.environment(record.CHECKOUT)
-    peers, folder = choice.chosen_peers(BENCH), arguments.record
-    content = {
-        "bench": BENCH.name,
-        "ours": BENCH.ours,
-        "stream": BENCH.stream,
-        "layers": LAYERS,
-        "peers": {p.name: command.described(p) for p in peers},
-        "cases": [],
-    }
-    if arguments.resume:
-        try:
-            content["cases"] = command.kept(folder, BENCH, about, peers)
-        except command.ResumeError as error:
-            parser.exit(2, f"{error}\n")
-    results = Results({"environment": about, **content})
-    done = {name(case) for case in content["cases"]}
-    file = None
-    for case in choice.cases(BENCH):
-        if name(vars(case)) in done:
-            continue
+    arch, peers = device.get("cuda").sm, choice.chosen_peers(BENCH)
+    try:
+        made = command.Making(BENCH, peers, arguments.record, arguments.resume, layers=LAYERS)
+    except command.ResumeError as error:
+        parser.exit(2, f"{error}\n")
+    for case in made.left(choice.cases(BENCH)):
         entry = measure(case, peers, arch, "cuda", timing, arguments.least, arguments.seconds)
         session.release("cuda")
-        content["cases"] = command.in_order(BENCH, [*content["cases"], entry])
-        print(_line(results, entry), flush=True)
-        if folder:
-            file = command.keep(folder, BENCH, about, content)
-    results = Results({"environment": about, **content})
+        print(_line(made.results, entry), flush=True)
+        made.add(entry)
     console = Console(highlight=False, width=command.WIDTH)
-    for table in STUDY.shown(results.record):
-        console.print(tables.terminal(table))
-    for text in tables.absences(results):
-        console.print(text, markup=False)
-    if file:
-        print(file)
+    command.told(console, made.results, STUDY.shown(made.results.record))
+    made.say_where(console)
 
 
 if __name__ == "__main__":

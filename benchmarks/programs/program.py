@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse.benchmarks import command, record, session, tables
+from graphfuse.benchmarks import command, session, tables
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.programs.model_ways import Way
 from graphfuse.benchmarks.programs.study import WIDTH, Study
@@ -166,35 +166,18 @@ class Program:
         from rich.console import Console
 
         bench, console = self.bench, Console(highlight=False, width=WIDTH, stderr=progress_on_stderr)
-        about = record.environment(record.CHECKOUT)
-        content = {
-            "bench": bench.name,
-            "ours": bench.ours,
-            "stream": bench.stream,
-            "versions": self.study.versions(),
-            "peers": {way.name: command.described(way) for way in ways},
-            "cases": command.kept(folder, bench, about, ways) if folder and resume else [],
-        }
-        done = {self.name(entry) for entry in content["cases"]}
-        left = [case for case in cases if str(case) not in done]
+        made = command.Making(bench, ways, folder, resume, versions=self.study.versions())
+        left = made.left(cases)
         console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure, {self._at_most(left, ways)}")
-        file = None
         with untuned():
             for case in left:
                 entry = self.measure(case, ways, device, rounds)
                 session.release(device)
-                content["cases"] = command.in_order(bench, [*content["cases"], entry])
                 console.print(self.line(entry), markup=False, soft_wrap=True)
-                if folder:
-                    file = command.keep(folder, bench, about, content)
-        results = Results({"environment": about, **content})
-        for table in self.study.shown(results.record):
-            console.print(tables.terminal(table))
-        for text in tables.absences(results):
-            console.print(text, markup=False)
-        if file:
-            console.print(str(file), markup=False, soft_wrap=True)
-        return results
+                made.add(entry)
+        command.told(console, made.results, self.study.shown(made.results.record))
+        made.say_where(console)
+        return made.results
 
 
 def _absent(reason: str | None) -> str:

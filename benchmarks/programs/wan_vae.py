@@ -35,7 +35,7 @@ from graphfuse.benchmarks import record, session, tables
 from graphfuse.benchmarks.programs import kernel_times
 from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
-from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
+from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited, peak_bytes
 from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.programs.wan_vae_cases import (
     CASES,
@@ -113,18 +113,6 @@ def sample(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end)
 
 
-def peak(call: Callable[[], object]) -> int:
-    """Bytes that a call has allocated at most, beside what there was before."""
-    import torch
-
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def measure(
     case: VideoCase | DecodeCase,
     ways: Mapping[str, VideoWay],
@@ -154,7 +142,7 @@ def measure(
                     for _ in range(WARM):
                         call()
                 far = float((made - exact).norm() / exact.norm())
-                entries[title] = {"first_s": first, "error": far, "peak_bytes": peak(call) if on_gpu else 0}
+                entries[title] = {"first_s": first, "error": far, "peak_bytes": peak_bytes(call) if on_gpu else 0}
             except (Exception, OutOfTime) as error:  # of a peer, whose reason is recorded
                 calls.pop(title, None)
                 told = str(error) if isinstance(error, OutOfTime) else session.first_line(error)
