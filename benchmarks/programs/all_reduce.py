@@ -301,15 +301,10 @@ def times(memory: torch.Tensor, gathered: torch.Tensor, rows: int, hidden: int, 
 
 def sample(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     """Microseconds of a call, on the slowest rank."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     distributed.barrier()
     graph.replay()
-    begin.record()
-    for _ in range(5):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    slowest = torch.tensor(begin.elapsed_time(end) * 1000 / (5 * calls), device="cuda")
+    ms = turns.between_events(lambda: [graph.replay() for _ in range(5)])
+    slowest = torch.tensor(ms * 1000 / (5 * calls), device="cuda")
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
     return slowest.item()
 

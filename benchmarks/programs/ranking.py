@@ -19,6 +19,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode, norm_forward_phase
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
 from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.tuned_tables import measured
@@ -142,15 +143,8 @@ def on_gpu(problem: Problem, engine: str) -> float | None:
     calls = [graph.bind(pack(), space) for _ in range(timing.buffer_sets(moved))]
     if engine != "reference":
         return timing.measure(calls, 5).median
-    took = []
-    for call in (calls * 6)[:6]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        took.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(took[1:])
+    took = [turns.between_events(call) for call in (calls * 6)[:6]]
+    return statistics.median(took[1:]) * 1e3
 
 
 def timed(problems: Iterable[Problem], timer: Timer) -> dict[str, dict[str, dict[str, float]]]:

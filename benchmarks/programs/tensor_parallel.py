@@ -170,16 +170,10 @@ def _graph_sampler(call: Callable[[], object]) -> Callable[[], float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog queries events meanwhile
         call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def take(_keeps: object = call) -> float:  # the graph has addresses alone
         graph.replay()
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / REPLAYS
+        return turns.between_events(lambda: [graph.replay() for _ in range(REPLAYS)]) / REPLAYS
 
     return take
 

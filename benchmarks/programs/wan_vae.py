@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import gc
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +32,7 @@ from types import MappingProxyType
 
 from graphfuse.base import settings
 from graphfuse.benchmarks import record, session, tables
-from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs import kernel_times, turns
 from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
 from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited, peak_bytes
@@ -103,14 +103,7 @@ def sample(call: Callable[[], object]) -> float:
     """Milliseconds of a call."""
     import torch
 
-    if not torch.cuda.is_available():
-        return milliseconds(call, lambda: None)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
+    return turns.between_events(call) if torch.cuda.is_available() else milliseconds(call, lambda: None)
 
 
 def measure(
@@ -149,15 +142,11 @@ def measure(
                 entries[title] = {"failed": told[:200]}
             gc.collect()
         longest = max((sample(call) for call in calls.values()), default=0.0)
-        samples = [
-            {title: sample(call) for title, call in calls.items()}
-            for _ in range(max(3, rounds // 2) if longest > LONG else rounds)
-        ]
-        for title, call in calls.items():
-            low, median, high = statistics.quantiles([one[title] for one in samples], n=4)
-            kernels = kernel_times.taken(call) if on_gpu else {}
+        samplers = {title: functools.partial(sample, call) for title, call in calls.items()}
+        for title, times in turns.take(samplers, max(3, rounds // 2) if longest > LONG else rounds).items():
+            kernels = kernel_times.taken(calls[title]) if on_gpu else {}
             entries[title] |= {
-                "ms": {"median": median, "low": low, "high": high},
+                "ms": turns.quartiles(times),
                 "kinds": kernel_times.by_kind(kernels),
                 "kernels": sum(count for count, _ in kernels.values()),
             }
