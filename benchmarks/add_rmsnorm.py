@@ -14,7 +14,7 @@ from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
-from graphfuse.benchmarks.row_case import TYPES, Buffer, RowCase, around_one, normal, rms_normal
+from graphfuse.benchmarks.row_case import TYPES, Buffer, RowCase, around_one, full, normal, rms_normal
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class AddRmsNormCase(RowCase):
     """rows x columns of bfloat16, to one of OUTPUTS."""
 
     def buffers(self) -> dict[str, Buffer | None]:
-        scale = Buffer(data_type.FLOAT, (1, 1), values=_scale, shared=True, flat=True, alignment=4)
+        scale = Buffer(data_type.FLOAT, (1, 1), values=full(SCALE), shared=True, own=(1,), alignment=4)
         return {
             "x": self.whole(data_type.BFLOAT16, normal()),
             "residual": self.whole(data_type.BFLOAT16, normal()),
@@ -67,12 +67,6 @@ class AddRmsNormCase(RowCase):
         if operands.scale is not None:
             exact = (exact / operands.scale.double()).clamp(-448, 448)
         yield "out", exact, ACCURACY[self.output]
-
-
-def _scale(*shape: int, **like) -> torch.Tensor:
-    import torch
-
-    return torch.full(shape, SCALE, **like)
 
 
 def _targets(output: str) -> tuple[target.Target, ...]:

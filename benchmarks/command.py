@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.base.wording import counted
@@ -15,6 +16,9 @@ from graphfuse.benchmarks.bench import Bench, Case
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTH = 140
 PROGRAMS = {
@@ -124,29 +128,61 @@ def run(bench: Bench, choice: Choice, folder: Path | None, resume: bool, progres
     peers, cases = choice.chosen_peers(bench), choice.cases(bench)
     major, minor = torch.cuda.get_device_capability()
     arch = 10 * major + minor
-    about = record.environment(record.CHECKOUT)
-    content = {
-        "bench": bench.name,
-        "ours": bench.ours,
-        "stream": bench.stream,
-        "peers": {p.name: described(p) for p in peers},
-        "cases": kept(folder, bench, about, peers) if folder and resume else [],
-    }
-    done = {_key(entry) for entry in content["cases"]}
-    left = [case for case in cases if _key(vars(case)) not in done]
-    console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure on {about['device']}")
-    file = None
+    made = Making(bench, peers, folder, resume)
+    left = made.left(cases)
+    console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure on {made.about['device']}")
     with _progress(console) as progress, untuned():
         _compile(bench, left, peers, arch, progress)
         for entry in _measure(bench, left, peers, arch, "cuda", timing, progress):
-            content["cases"] = in_order(bench, [*content["cases"], entry])
-            if folder:
-                file = keep(folder, bench, about, content)
-    results = Results({"environment": about, **content})
-    _report(bench, results, console)
-    if file:
-        console.print(str(file), markup=False)
-    return results
+            made.add(entry)
+    _report(bench, made.results, console)
+    made.say_where(console)
+    return made.results
+
+
+class Making:
+    """A record in the making, which is written into a folder, if there is one, after each case.
+
+    more: what it has beside the bench, its peers and cases. ResumeError as of `run`.
+    """
+
+    def __init__(self, bench: Bench, peers: Sequence[Peer], folder: Path | None, resume: bool, **more: object) -> None:
+        self.about = record.environment(record.CHECKOUT)
+        self._bench, self._folder, self._file = bench, folder, None
+        self._content = {
+            "bench": bench.name,
+            "ours": bench.ours,
+            "stream": bench.stream,
+            **more,
+            "peers": {p.name: described(p) for p in peers},
+            "cases": kept(folder, bench, self.about, peers) if folder and resume else [],
+        }
+
+    @property
+    def results(self) -> Results:
+        return Results({"environment": self.about, **self._content})
+
+    def left(self, cases: Iterable[Case]) -> list[Case]:
+        """Cases that it does not have."""
+        done = {_key(entry) for entry in self._content["cases"]}
+        return [case for case in cases if _key(vars(case)) not in done]
+
+    def add(self, entry: dict) -> None:
+        self._content["cases"] = in_order(self._bench, [*self._content["cases"], entry])
+        if self._folder:
+            self._file = keep(self._folder, self._bench, self.about, self._content)
+
+    def say_where(self, console: Console) -> None:
+        if self._file:
+            console.print(str(self._file), markup=False, soft_wrap=True)
+
+
+def told(console: Console, results: Results, shown: Iterable[tables.Table]) -> None:
+    """Prints tables, and who was not measured."""
+    for table in shown:
+        console.print(tables.terminal(table))
+    for text in tables.absences(results):
+        console.print(text, markup=False)
 
 
 def described(peer: Peer) -> dict:
@@ -225,12 +261,9 @@ def _measure(
         progress.update(task, advance=1)
 
 
-def _report(bench: Bench, results: Results, console) -> None:
+def _report(bench: Bench, results: Results, console: Console) -> None:
     summary = (tables.sizes(results), tables.speedups(results), tables.targets(bench, results))
-    for table in (tables.cases(results), *summary):
-        console.print(tables.terminal(table))
-    for text in tables.absences(results):
-        console.print(text, markup=False)
+    told(console, results, (tables.cases(results), *summary))
     for text in tables.dependent(results):
         console.print(f"dependent launch, {text}", markup=False)
 

@@ -13,11 +13,10 @@ CHECKED_ROWS = 4096
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Accepted errors, absolute and relative to the exact value; `steps` of a block scale for NVFP4."""
+    """Accepted errors, absolute and relative to the exact value."""
 
     relative: float = 0
     absolute: float = 0
-    steps: float = 0
 
     def around(self, exact: torch.Tensor) -> torch.Tensor:
         return self.relative * exact.abs() + self.absolute
@@ -25,13 +24,28 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """tight: one rounding of the exact value. loose: for peers that round in between."""
+    """tight: one rounding of the exact value. loose: for peers that round in between. Called, it is what is accepted
+    around exact values."""
 
     tight: Tolerance
     loose: Tolerance
 
+    def __call__(self, tight: bool, exact: torch.Tensor) -> torch.Tensor:
+        return self.of(tight).around(exact)
+
     def of(self, tight: bool) -> Tolerance:
         return self.tight if tight else self.loose
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is accepted of values that are made of larger ones, which may cancel. size: magnitudes of these."""
+
+    accuracy: Accuracy
+    size: torch.Tensor
+
+    def __call__(self, tight: bool, exact: torch.Tensor) -> torch.Tensor:
+        return self.accuracy(tight, self.size)
 
 
 def checked_rows(rows: int, device: torch.device) -> torch.Tensor:

@@ -32,11 +32,13 @@ def changed(operands: object, **fields: object) -> object:
 
 
 def returning(case, sets: Sequence[object], fields: Sequence[str], function: Callable) -> Work:
-    """For a peer that makes its outputs itself: function(set) gives one for each of `fields`."""
+    """For a peer that makes its outputs itself: function(set) gives one for each of `fields`; a field that is None,
+    which the case does not have, stays None."""
     mine = [changed(s) for s in sets]
 
     def call(s) -> None:
-        vars(s).update(zip(fields, function(s), strict=True))
+        made = zip(fields, function(s), strict=True)
+        vars(s).update({field: tensor for field, tensor in made if getattr(s, field) is not None})
 
     return Work([functools.partial(call, s) for s in mine], check=lambda: case.wrong(mine[0], tight=False))
 

@@ -7,19 +7,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import norm_forward_phase
-from graphfuse.benchmarks import judge, qk_norm_rope, target
+from graphfuse.benchmarks import qk_norm_rope, target
 from graphfuse.benchmarks.bench import Bench
-from graphfuse.benchmarks.judge import Accuracy, Tolerance
+from graphfuse.benchmarks.judge import Accuracy, Around, Tolerance
 from graphfuse.benchmarks.peers import graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.qk_norm import HEAD
-from graphfuse.benchmarks.qk_norm_rope import EPS, joined
 from graphfuse.benchmarks.qk_norm_rope_training import HEADS
+from graphfuse.benchmarks.row_case import Buffer, full
 
 if TYPE_CHECKING:
     import torch
+
+    from graphfuse.benchmarks.row_case import BufferSet, Exact
 
 ROWS = (1, 16, 64, 1024, 4096, 32768)
 TYPES = {"bf16": data_type.BFLOAT16, "fp8_e4m3": data_type.FP8_E4M3}
@@ -33,29 +33,10 @@ _STORED = {
 }
 
 
-@dataclass(kw_only=True)
-class QkNormRopeCacheOperands(qk_norm_rope.QkNormRopeOperands):
-    """One buffer set: beside the heads v, a view of x like k; k_cache, v_cache (slots, heads, HEAD), pages of PAGE
-    slots one after another; slots (rows), int64; scales: of K and V, float32 (1), None for caches in bfloat16."""
-
-    v: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    slots: torch.Tensor
-    scales: tuple[torch.Tensor, torch.Tensor] | None
-
-    def pack(self) -> dict[str, torch.Tensor]:
-        named = super().pack()
-        del named["k_out"]
-        named |= {"v": self.v, "k_cache": self.k_cache, "v_cache": self.v_cache, "slots": self.slots[:, None, None]}
-        for name, scale in zip("kv", self.scales or (), strict=False):
-            named[f"{name}_scale"] = scale[:, None, None]
-        return named
-
-
 @dataclass(frozen=True)
 class QkNormRopeCacheCase(qk_norm_rope.QkNormRopeCase):
-    """A case whose keys, and values beside them, go to caches of one of TYPES."""
+    """A case whose keys, and values beside them, go to caches of one of TYPES, pages of PAGE slots one after another.
+    scales: of K and V in FP8."""
 
     @property
     def moved(self) -> int:
@@ -69,75 +50,46 @@ class QkNormRopeCacheCase(qk_norm_rope.QkNormRopeCase):
         """Of a cache that is half full, in whole pages."""
         return -(-2 * self.rows // PAGE) * PAGE
 
-    def graph(self, handle=None) -> pygraph:
-        graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
-        given = self.given(graph)
-        wide = (self.q_heads + 2 * self.k_heads) * HEAD
-        shape, stride = [self.rows, self.k_heads, HEAD], [wide, HEAD, 1]
-        v = graph.tensor(shape, stride, data_type.BFLOAT16, name="v")
-        slots = graph.tensor([self.rows, 1, 1], data_type=data_type.INT64, name="slots")
-        y, _ = graph.rmsnorm(joined(graph, given, ""), None, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)
-        y = self.rotated(graph, graph.mul(y, joined(graph, given, "_weight")), given)
-        self.store(graph, y, "q")
-        k = self.part(graph, self._scaled(graph, y, "k"), "k")
-        for name, made in (("k", k), ("v", self._scaled(graph, v, "v"))):
-            cache = graph.scatter_rows(made, slots).set_output().set_name(f"{name}_cache")
-            cache.set_data_type(TYPES[self.output]).set_dim([self.slots, *shape[1:]])
-        return graph
+    def buffers(self) -> dict[str, Buffer | None]:
+        named = super().buffers() | {"v": self.part(self.k_heads), "slots": self.numbers(self._slots)}
+        del named["k_out"]
+        dim = (self.slots, self.k_heads, HEAD)
+        for name, scale in zip("kv", _SCALES, strict=True):
+            named[f"{name}_cache"] = Buffer(TYPES[self.output], dim, (self.k_heads * HEAD, HEAD, 1))
+            one = Buffer(data_type.FLOAT, (1, 1, 1), values=full(scale), shared=True, own=(1,), alignment=4)
+            named[f"{name}_scale"] = None if self.output == "bf16" else one
+        return named
 
-    def _scaled(self, graph: pygraph, t, name: str):
-        if self.output == "bf16":
-            return t
-        scale = graph.tensor([1, 1, 1], data_type=data_type.FLOAT, byte_alignment=4, name=f"{name}_scale")
-        return graph.mul(t, graph.reciprocal(scale))
-
-    def sets(self, count: int, device: str) -> list[QkNormRopeCacheOperands]:
+    def _slots(self, *shape: int, device: str, **_) -> torch.Tensor:
         import torch
 
-        dtype = getattr(torch, TYPES[self.output].facts.torch)
-        scales = None if self.output == "bf16" else tuple(torch.tensor([s], device=device) for s in _SCALES)
-        made = []
-        for plain in super().sets(count, device):
-            v = plain.x.unflatten(1, (-1, HEAD))[:, -self.k_heads :]
-            caches = (torch.zeros(self.slots, self.k_heads, HEAD, device=device).to(dtype) for _ in "kv")
-            slots = torch.randperm(self.slots, device=device)[: self.rows]
-            made.append(
-                QkNormRopeCacheOperands(
-                    **vars(plain), v=v, k_cache=next(caches), v_cache=next(caches), slots=slots, scales=scales
-                )
-            )
-        return made
+        return torch.randperm(self.slots, device=device)[: self.rows]
 
-    def spoil(self, operands: QkNormRopeCacheOperands) -> None:
-        import torch
+    def fill(self, operands: BufferSet) -> None:
+        super().fill(operands)
+        operands.scales = None if operands.k_scale is None else (operands.k_scale, operands.v_scale)
 
-        operands.q_out.fill_(99.0)
-        for cache in (operands.k_cache, operands.v_cache):
-            cache.view(torch.uint8).fill_(0x7A)
+    def draw(self, graph, v, slots, k_scale=None, v_scale=None, **given):
+        def scaled(t, scale):
+            return t if scale is None else graph.mul(t, graph.reciprocal(scale))
 
-    def wrong(self, operands: QkNormRopeCacheOperands, tight: bool) -> str | None:
-        rows = judge.checked_rows(self.rows, operands.x.device)
-        for name in "qk":
-            y = qk_norm_rope.normalized(
-                getattr(operands, name)[rows].double(), getattr(operands, f"{name}_weight"), operands.eps
-            )
-            exact, size = self.turned(operands, y, rows), y.abs().amax(2, keepdim=True).expand_as(y)
-            if complaint := self._complaint(operands, name, exact, size, rows, tight):
-                return complaint
+        y = self.normed(graph, **given)
+        q, k = self.of(graph, y, "q"), self.of(graph, scaled(y, k_scale), "k")
+        caches = {"k_cache": k, "v_cache": scaled(v, v_scale)}
+        return {"q_out": q} | {name: graph.scatter_rows(made, slots) for name, made in caches.items()}
+
+    def found(self, operands: BufferSet, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return super().found(operands, name, operands.slots[rows] if name.endswith("cache") else rows)
+
+    def exact(self, operands: BufferSet, rows: torch.Tensor) -> Exact:
         v = operands.v[rows].double()
-        return self._complaint(operands, "v", v, v.abs(), rows, tight)
-
-    def _complaint(self, operands, name, exact, size, rows, tight) -> str | None:
-        output, scale = self.output, 1.0
-        if name == "q":
-            output, found = "bf16", operands.q_out[rows]
-        else:
-            found = judge.taken(getattr(operands, f"{name}_cache"), operands.slots[rows])
-            scale = 1.0 if operands.scales is None else operands.scales["kv".index(name)].double()
-        size = size.maximum(exact.abs())  # a rotated value may be larger than the largest of its head
-        accepted = _STORED[output].of(tight).around(size / scale)
-        flat = (t.flatten(1) for t in (found.double(), exact / scale, accepted))
-        return judge.wrong(*flat, rows, name.upper())
+        heads = {name: self.exact_heads(operands, name, rows) for name in self.heads} | {"v": (v, v.abs())}
+        for name, (exact, size) in heads.items():
+            size = size.maximum(exact.abs())  # a rotated value may be larger than the largest of its head
+            scale = getattr(operands, f"{name}_scale", None)
+            scale, accuracy = 1.0 if scale is None else scale.double(), _STORED["bf16" if name == "q" else self.output]
+            of = "q_out" if name == "q" else f"{name}_cache"
+            yield of, (exact / scale).flatten(1), Around(accuracy, (size / scale).flatten(1))
 
 
 BENCH = Bench(

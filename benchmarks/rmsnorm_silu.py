@@ -2,86 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import judge, target
+from graphfuse.benchmarks import target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.judge import Accuracy, Tolerance
 from graphfuse.benchmarks.peers import cudnn, flashinfer, graphfuse, stream, torch_compile, torch_eager
 from graphfuse.benchmarks.results import MB
-from graphfuse.benchmarks.sizes import BLOCK, COLUMNS, EPS, OUTPUTS, ROWS, Size
+from graphfuse.benchmarks.row_case import rms_normal
+from graphfuse.benchmarks.sizes import BLOCK, COLUMNS, OUTPUTS, ROWS, Size
 
 if TYPE_CHECKING:
     import torch
 
+    from graphfuse.benchmarks.row_case import BufferSet, Exact
+
 CODES = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """What the sixteen E2M1 codes stand for."""
-
 
 ACCURACY = {
     "bf16": Accuracy(Tolerance(2**-7, 2**-20), Tolerance(2**-5, 2**-7)),
     "fp8_e4m3": Accuracy(Tolerance(2**-4 + 2**-10, 2**-9), Tolerance(2**-3, 2**-6)),
-    "nvfp4": Accuracy(Tolerance(steps=1), Tolerance(steps=2)),
 }
 
 
-@dataclass
-class RmsNormSiluOperands:
-    """One buffer set. x (rows, columns) and weight (columns) bfloat16; scales float8_e4m3fn for NVFP4, else None."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    out: torch.Tensor
-    scales: torch.Tensor | None
-    eps: float = EPS
-
-    def pack(self) -> dict[str, torch.Tensor]:
-        """By the names of the case's graph."""
-        named = {"x": self.x, "weight": self.weight, "out": self.out, "block_scale": self.scales}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-
 class RmsNormSiluCase(Size):
-    """A size with what a bench asks of it: buffer sets, and a judgement of outputs."""
+    """A size with a judgement of outputs."""
 
-    def sets(self, count: int, device: str) -> list[RmsNormSiluOperands]:
-        """Sets of random numbers of their own, with one weight."""
-        made = [self.tensors(device) for _ in range(count)]
-        return [RmsNormSiluOperands(t["x"], made[0]["weight"], t["out"], t.get("block_scale")) for t in made]
+    def exact(self, operands: BufferSet, rows: torch.Tensor) -> Exact:
+        y = rms_normal(operands.x[rows].double(), operands.eps) * operands.weight.double()
+        accuracy = ACCURACY.get(self.output) or functools.partial(_within_steps, self._scales(operands, rows))
+        yield "out", y * y.sigmoid(), accuracy
 
-    def spoil(self, operands: RmsNormSiluOperands) -> None:
-        """NaN, which no result is."""
-        import torch
+    def found(self, operands: BufferSet, name: str, rows: torch.Tensor) -> torch.Tensor:
+        found = super().found(operands, name, rows)
+        return found if operands.block_scale is None else _decode(found) * self._scales(operands, rows)
 
-        for tensor in (operands.out, operands.scales):
-            if tensor is not None:
-                tensor.view(torch.uint8).fill_(0xFF)
-
-    def wrong(self, operands: RmsNormSiluOperands, tight: bool) -> str | None:
-        import torch
-
-        rows = judge.checked_rows(self.rows, operands.x.device)
-        exact = _exact(operands, rows)
-        limit = ACCURACY[self.output].of(tight)
-        if operands.scales is None:
-            return judge.wrong(judge.taken(operands.out, rows).double(), exact, limit.around(exact), rows)
-        scales = judge.taken(operands.scales, rows).double().repeat_interleave(BLOCK, dim=1)
-        found = _decode(judge.taken(operands.out, rows)) * scales
-        # A block's largest value may be beyond 6 scales by the rounding of the scale.
-        top = exact.abs().unflatten(1, (-1, BLOCK)).amax(2).repeat_interleave(BLOCK, dim=1)
-        accepted = limit.steps * torch.maximum(scales, top - 6 * scales) * (1 + 2**-20)
-        return judge.wrong(found, exact, accepted, rows)
+    def _scales(self, operands: BufferSet, rows: torch.Tensor) -> torch.Tensor:
+        """Of each element."""
+        return self.of_rows(operands.block_scale, rows).double().repeat_interleave(BLOCK, dim=1)
 
 
-def _exact(operands: RmsNormSiluOperands, rows: torch.Tensor) -> torch.Tensor:
+def _within_steps(scales: torch.Tensor, tight: bool, exact: torch.Tensor) -> torch.Tensor:
+    """What is accepted of NVFP4: a step of the scale, two of peers that round in between."""
     import torch
 
-    x = operands.x[rows].double()
-    y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + operands.eps) * operands.weight.double()
-    return y * torch.sigmoid(y)
+    # A block's largest value may be beyond 6 scales by the rounding of the scale.
+    top = exact.abs().unflatten(1, (-1, BLOCK)).amax(2).repeat_interleave(BLOCK, dim=1)
+    return (1 if tight else 2) * torch.maximum(scales, top - 6 * scales) * (1 + 2**-20)
 
 
 def _decode(pairs: torch.Tensor) -> torch.Tensor:

@@ -28,8 +28,9 @@ _SUMMED = 1024  # rows whose gradients of columns are in memory at the same time
 
 Values = Callable[..., "torch.Tensor"]
 """Values(*shape, dtype=, device=) of a new input."""
-Exact = Iterator[tuple[str, "torch.Tensor", Accuracy]]
-"""Outputs by name: what they are in float64, and how near to it they must be."""
+Exact = Iterator[tuple[str, "torch.Tensor", Callable[[bool, "torch.Tensor"], "torch.Tensor"]]]
+"""Outputs by name: what they are in float64, and how near to it they must be, as an Accuracy has it."""
+Terms = Iterator[tuple[str, "torch.Tensor", Accuracy]]
 
 
 def normal(scale: float = 1, mean: float = 0) -> Values:
@@ -50,6 +51,17 @@ def around_one(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     return (torch.rand(*shape, device=device) + 0.5).to(dtype)
 
 
+def full(number: float) -> Values:
+    """The same number everywhere."""
+
+    def values(*shape: int, **like) -> torch.Tensor:
+        import torch
+
+        return torch.full(shape, number, **like)
+
+    return values
+
+
 def unset(*shape: int, **like) -> torch.Tensor:
     """Memory that the case or a kernel writes."""
     import torch
@@ -65,9 +77,10 @@ class Buffer:
     dim, stride: in the graph, the stride where the tensor is not packed.
     values: what makes it, of an input; None of an output.
     shared: one tensor is in all buffer sets.
-    flat: the buffer has one dimension, whatever the graph's tensor has.
+    own: the tensor's shape, where the graph's has another; it is a view, or broadcast.
     alignment: in bytes, in the graph.
     drawn: whether the graph has it.
+    filled: whether the case's `fill` makes it, as a view of another or in another type.
     """
 
     type: data_type
@@ -75,21 +88,30 @@ class Buffer:
     stride: tuple[int, ...] | None = None
     values: Values | None = None
     shared: bool = False
-    flat: bool = False
+    own: tuple[int, ...] | None = None
     alignment: int = 16
     drawn: bool = True
+    filled: bool = False
 
     @property
     def moved(self) -> int:
         """Bytes that are read or written once."""
-        return self.type.nbytes(math.prod(self.dim)) if self.drawn else 0
+        return self.type.nbytes(math.prod(self.own or self.dim)) if self.drawn else 0
 
-    def made(self, device: str) -> torch.Tensor:
+    def of_graph(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as the graph has it."""
+        if self.own is None:
+            return tensor
+        return tensor.view(self.dim) if tensor.numel() == math.prod(self.dim) else tensor.expand(self.dim)
+
+    def made(self, device: str) -> torch.Tensor | None:
+        if self.filled:
+            return None
         import torch
 
         like = {"dtype": getattr(torch, self.type.facts.torch), "device": device}
-        shape = (math.prod(self.dim),) if self.flat else self.dim
-        if self.stride is None:
+        shape = self.own or self.dim
+        if self.stride is None or self.own:
             return (self.values or unset)(*shape, **like)
         made = torch.empty_strided(shape, self.stride, **like)
         return made if self.values in (None, unset) else made.copy_(self.values(*shape, **like))
@@ -105,7 +127,7 @@ class BufferSet:
     def pack(self, *names: str) -> dict[str, torch.Tensor]:
         """Tensors by the names of the case's graph, all unless some are named."""
         return {
-            name: getattr(self, name).view(buffer.dim) if buffer.flat else getattr(self, name)
+            name: buffer.of_graph(getattr(self, name))
             for name, buffer in self.case.drawn.items()
             if getattr(self, name) is not None and (not names or name in names)
         }
@@ -135,10 +157,14 @@ class BufferCase:
         """Some rows of outputs, in the order in which they are judged."""
         raise NotImplementedError
 
-    def terms(self, operands: BufferSet, rows: torch.Tensor) -> Exact:
-        """What some rows add to outputs that are sums over all. The absolute tolerance is for one row; it grows with
+    def terms(self, operands: BufferSet, rows: torch.Tensor) -> Terms:
+        """What some rows add to outputs that are sums over all. The absolute tolerance is for one term; it grows with
         the root of their number."""
         return iter(())
+
+    def found(self, operands: BufferSet, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Some rows of an output."""
+        return self.of_rows(getattr(operands, name), rows)
 
     def of_rows(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Some rows of a buffer."""
@@ -207,17 +233,17 @@ class BufferCase:
         rows = judge.checked_rows(self.rows, device)
         for part in rows.split(max(1, _JUDGED // self.columns)):
             for name, exact, accuracy in self.exact(operands, part):
-                found = self.of_rows(getattr(operands, name), part).double().view(exact.shape)
-                if complaint := judge.wrong(found, exact, accuracy.of(tight).around(exact), part, name):
+                found = self.found(operands, name, part).double().view(exact.shape)
+                if complaint := judge.wrong(found, exact, accuracy(tight, exact), part, name):
                     return complaint
-        sums: dict[str, tuple[torch.Tensor, Accuracy]] = {}
+        sums: dict[str, tuple[torch.Tensor, int, Accuracy]] = {}
         for part in torch.arange(self.rows, device=device).split(_SUMMED):
             for name, terms, accuracy in self.terms(operands, part):
-                before = sums[name][0] if name in sums else 0
-                sums[name] = before + terms.sum(0, keepdim=True), accuracy
-        for name, (exact, accuracy) in sums.items():
+                before, count, _ = sums.get(name, (0, 0, None))
+                sums[name] = before + terms.sum(0, keepdim=True), count + len(terms), accuracy
+        for name, (exact, count, accuracy) in sums.items():
             tolerance = accuracy.of(tight)
-            accepted = Tolerance(tolerance.relative, tolerance.absolute * math.sqrt(self.rows)).around(exact)
+            accepted = Tolerance(tolerance.relative, tolerance.absolute * math.sqrt(count)).around(exact)
             if complaint := judge.wrong(getattr(operands, name)[None].double(), exact, accepted, rows[:1], name):
                 return complaint
         return None
@@ -240,11 +266,12 @@ class RowCase(BufferCase):
 
     def by_column(self, type: data_type, values: Values | None = None, **more: bool) -> Buffer:
         """An element for each column; an input is the same in all sets."""
-        return Buffer(type, (1, self.columns), values=values, shared=values is not None, flat=True, **more)
+        shared = values is not None
+        return Buffer(type, (1, self.columns), values=values, shared=shared, own=(self.columns,), **more)
 
     def by_row(self, type: data_type, values: Values | None = None, alignment: int | None = None) -> Buffer:
         """An element for each row."""
-        return Buffer(type, (self.rows, 1), values=values, flat=True, alignment=alignment or type.nbytes(1))
+        return Buffer(type, (self.rows, 1), values=values, own=(self.rows,), alignment=alignment or type.nbytes(1))
 
 
 def by_parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -39,7 +39,7 @@ class SiluMulFp8Case(RowCase):
     output: str = "fp8_e4m3"
 
     def buffers(self) -> dict[str, Buffer]:
-        half = Buffer(data_type.BFLOAT16, (self.rows, self.columns), (2 * self.columns, 1), values=unset)
+        half = Buffer(data_type.BFLOAT16, (self.rows, self.columns), (2 * self.columns, 1), values=unset, filled=True)
         return {
             "x": Buffer(data_type.BFLOAT16, (self.rows, 2 * self.columns), values=normal(), drawn=False),
             "a": half,

@@ -2,12 +2,13 @@
 
 import itertools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphfuse.api import pygraph
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode, norm_forward_phase
+from graphfuse.benchmarks.row_case import Buffer, BufferSet, RowCase, around_one, normal
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import plan
@@ -15,7 +16,6 @@ from graphfuse.planning import registry as plugins
 from graphfuse.planning.plan import Plan
 from graphfuse.planning.planner import Planner
 
-EPS = 1e-6
 COLUMNS = (64, 128, 160, 256, 320, 512, 640, 1024)
 ROWS = (1560, 6240, 24960, 99840, 399360)
 OUTPUTS = {"bf16": data_type.BFLOAT16, "fp8_e4m3": data_type.FP8_E4M3, "nvfp4": data_type.FP4_E2M1}
@@ -24,16 +24,8 @@ JUDGED = 20261121  # seed of the random sizes that the heuristic is judged on an
 MOST_BYTES = 2 << 30  # moved by a random problem: larger ones run at the same speed
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(RowCase):
     """rows x columns of bfloat16, to one of OUTPUTS."""
-
-    rows: int
-    columns: int
-    output: str
-
-    def __str__(self) -> str:
-        return f"{self.output} {self.rows}x{self.columns}"
 
     @property
     def row_bytes(self) -> int:
@@ -41,22 +33,30 @@ class Size:
         scales = self.columns // BLOCK if self.output == "nvfp4" else 0
         return 2 * self.columns + OUTPUTS[self.output].nbytes(self.columns) + scales
 
-    @property
-    def moved(self) -> int:
-        """Bytes read and written, each element once, the weight's among them."""
-        return self.rows * self.row_bytes + 2 * self.columns
+    def buffers(self) -> dict[str, Buffer | None]:
+        narrow = self.output == "nvfp4"
+        scales = Buffer(data_type.FP8_E4M3, (self.rows, self.columns // BLOCK))
+        return {
+            "x": self.whole(data_type.BFLOAT16, normal()),
+            "weight": self.by_column(data_type.BFLOAT16, around_one),
+            "out": replace(self.whole(OUTPUTS[self.output]), filled=narrow),
+            "block_scale": scales if narrow else None,
+        }
 
-    def graph(self, handle=None) -> pygraph:
-        """Its tensors are named x, weight, out and, for nvfp4, block_scale."""
-        graph = pygraph(intermediate_data_type=data_type.FLOAT, handle=handle)
-        x = graph.tensor([self.rows, self.columns], data_type=data_type.BFLOAT16, name="x")
-        weight = graph.tensor([1, self.columns], data_type=data_type.BFLOAT16, name="weight")
-        y = graph.swish(graph.rmsnorm(x, weight, EPS, norm_forward_phase=norm_forward_phase.INFERENCE)[0])
+    def draw(self, graph, x, weight):
+        y, _ = graph.rmsnorm(x, weight, self.eps, norm_forward_phase=norm_forward_phase.INFERENCE)
+        y = graph.swish(y)
+        if self.output != "nvfp4":
+            return {"out": y}
+        y, scales = graph.block_scale_quantize(y, block_size=BLOCK)
+        return {"out": y, "block_scale": scales}
+
+    def fill(self, operands: BufferSet) -> None:
+        """Elements of FP4 in pairs, as uint8."""
         if self.output == "nvfp4":
-            y, scales = graph.block_scale_quantize(y, block_size=BLOCK)
-            scales.set_output().set_name("block_scale")
-        y.set_output().set_name("out").set_data_type(OUTPUTS[self.output])
-        return graph
+            import torch
+
+            operands.out = operands.x.new_empty(self.rows, self.columns // 2, dtype=torch.uint8)
 
     def planner(self, handle=None) -> Planner:
         return planner(self.graph(handle), handle)
@@ -66,22 +66,6 @@ class Size:
         graph, known = lower(freeze(self.graph())), plugins.installed()
         regions, _ = plan.matches(graph, known)
         return plan.propose(graph, regions, known.engines, device, heur_mode.OPENSOURCE).plans
-
-    def tensors(self, device: str) -> dict[str, object]:
-        """Random inputs and memory for the outputs, by name; FP4 elements in pairs, as uint8."""
-        import torch
-
-        def empty(columns: int, dtype: str) -> torch.Tensor:
-            return torch.empty(self.rows, columns, dtype=getattr(torch, dtype), device=device)
-
-        pack = {
-            "x": torch.randn(self.rows, self.columns, dtype=torch.bfloat16, device=device),
-            "weight": (torch.rand(self.columns, device=device) + 0.5).to(torch.bfloat16),
-        }
-        if self.output == "nvfp4":
-            pairs, scales = empty(self.columns // 2, "uint8"), empty(self.columns // BLOCK, "float8_e4m3fn")
-            return pack | {"out": pairs, "block_scale": scales}
-        return pack | {"out": empty(self.columns, OUTPUTS[self.output].facts.torch)}
 
 
 def planner(graph: pygraph, handle=None) -> Planner:

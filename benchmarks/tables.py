@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.bench import Bench
@@ -62,9 +62,9 @@ def cases(r: Results) -> Table:
             (
                 name(case),
                 f"{case['bytes'] / MB:.1f}",
-                _us(r.us(case, r.ours)),
+                _figure(r.us(case, r.ours), 2),
                 _percent(r.ratio(case, r.stream, r.ours)),
-                *(_us(r.us(case, peer)) for peer in peers),
+                *(_figure(r.us(case, peer), 2) for peer in peers),
             )
             for case in r.cases()
         ],
@@ -200,13 +200,17 @@ def _figure(value: float | None, places: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{places}f}{unit}"
 
 
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def spread(found: Mapping[str, float] | None, places: int) -> str:
+    """A median, and from where to where."""
+    if found is None:
+        return "-"
+    median, low, high = (f"{found[name]:.{places}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return _figure(value and 100 * value, 1, " %")
 
 
 def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}×"
+    return _figure(value, 2, "×")

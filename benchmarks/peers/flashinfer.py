@@ -20,10 +20,10 @@ def _rmsnorm_silu(case, sets) -> Work:
     from flashinfer.norm import fused_rmsnorm_silu
 
     def call(s):
-        if s.scales is None:
+        if s.block_scale is None:
             return functools.partial(fused_rmsnorm_silu, s.x, s.weight, s.eps, out=s.out)
         out = s.out.view(torch.float4_e2m1fn_x2)
-        return functools.partial(fused_rmsnorm_silu, s.x, s.weight, s.eps, out=out, block_scale=s.scales)
+        return functools.partial(fused_rmsnorm_silu, s.x, s.weight, s.eps, out=out, block_scale=s.block_scale)
 
     return Work([call(s) for s in sets])
 

@@ -44,7 +44,7 @@ def _dependent(case, sets) -> Work:
 
 
 def _one_launch(case, sets) -> Work:
-    return work(case.joint_graph(handle(sets)), [s.joint_pack() for s in sets])
+    return work(case.joint_graph(handle(sets)), [case.joint_pack(s) for s in sets])
 
 
 def _inference(case, sets) -> Work:
@@ -92,65 +92,40 @@ def _why_not_dependent(case, arch: int) -> str | None:
     return None if arch >= 90 else f"dependent launch needs SM90, this is SM{arch}"
 
 
-PEER = Peer("graphfuse", "graphfuse", _plain, ("graphfuse",), tight=True, keeps_builds=True)
-DEPENDENT = Peer(
+_ours = functools.partial(Peer, distributions=("graphfuse",))
+_way = functools.partial(_ours, own=True)
+
+PEER = _ours("graphfuse", "graphfuse", _plain, tight=True, keeps_builds=True)
+DEPENDENT = _way(
     "graphfuse_dependent",
     "graphfuse, dependent launch",
     _dependent,
-    ("graphfuse",),
-    _why_not_dependent,
+    why_not=_why_not_dependent,
     tight=True,
-    own=True,
     way=DEPENDENT_LAUNCH,
 )
-ONE_KERNEL = Peer(
-    "graphfuse_one_kernel",
-    "graphfuse, one kernel",
-    _one_launch,
-    ("graphfuse",),
-    tight=True,
-    keeps_builds=True,
-    own=True,
-    way=ONE_LAUNCH,
+ONE_KERNEL = _way(
+    "graphfuse_one_kernel", "graphfuse, one kernel", _one_launch, tight=True, keeps_builds=True, way=ONE_LAUNCH
 )
-INFERENCE = Peer(
-    "graphfuse_inference",
-    "graphfuse, inference phase",
-    _inference,
-    ("graphfuse",),
-    tight=True,
-    keeps_builds=True,
-    own=True,
-    way=INFERENCE_PHASE,
+INFERENCE = _way(
+    "graphfuse_inference", "graphfuse, inference phase", _inference, tight=True, keeps_builds=True, way=INFERENCE_PHASE
 )
-NORM_ADD_THEN_NORM = Peer(
+NORM_ADD_THEN_NORM = _way(
     "graphfuse_norm_add_then_norm",
     "graphfuse, norm and add, then norm",
     _norm_add_then_norm,
-    ("graphfuse",),
     tight=True,
     keeps_builds=True,
-    own=True,
     way=TWO_KERNELS,
 )
-NORM_THEN_ADD_NORM = Peer(
+NORM_THEN_ADD_NORM = _way(
     "graphfuse_norm_then_add_norm",
     "graphfuse, norm, then add and norm",
     _norm_then_add_norm,
-    ("graphfuse",),
     keeps_builds=True,
-    own=True,
     way=TWO_KERNELS,
 )
 IN_A_MODEL = (
-    Peer("graphfuse", "graphfuse", functools.partial(_in_a_model, False), ("graphfuse",)),
-    Peer(
-        DEPENDENT.name,
-        DEPENDENT.title,
-        functools.partial(_in_a_model, True),
-        ("graphfuse",),
-        _why_not_dependent,
-        own=True,
-        way=DEPENDENT_LAUNCH,
-    ),
+    _ours("graphfuse", "graphfuse", functools.partial(_in_a_model, False)),
+    replace(DEPENDENT, make=functools.partial(_in_a_model, True), tight=False),
 )

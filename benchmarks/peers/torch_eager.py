@@ -1,9 +1,39 @@
-"""torch as users write it: one kernel an operation."""
+"""torch as users write it: one kernel an operation. Most peers are formulas, which `torch_compile` has, too."""
 
 import functools
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from graphfuse.benchmarks.peer import Peer, Work, returning, through
+from graphfuse.benchmarks.peer import Peer, Work, changed, returning, through
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a case computes, by torch. function: of `given`, fields of a buffer set or of its case; returns a tensor, or
+    one for each of `makes`, fields of the set."""
+
+    function: Callable[..., object]
+    given: tuple[str, ...]
+    makes: tuple[str, ...]
+
+    def of(self, case, s) -> list[object]:
+        """What the function is given."""
+        return [getattr(s if hasattr(s, name) else case, name) for name in self.given]
+
+    def results(self, *given) -> Sequence[object]:
+        """One tensor for each of `makes`."""
+        made = self.function(*given)
+        return made if isinstance(made, tuple | list) else (made,)
+
+    def returned(self, case, sets, compiled: Callable[[Callable], Callable] = lambda function: function) -> Work:
+        """New tensors. compiled: makes what is called of the function."""
+        run = compiled(self.results)
+        return returning(case, sets, self.makes, lambda s: run(*self.of(case, s)))
+
+
+def formula(given: str, makes: str) -> Callable[[Callable[..., object]], Formula]:
+    """Decorator of a function that a formula is made of. given, makes: the fields, with spaces between them."""
+    return lambda function: Formula(function, tuple(given.split()), tuple(makes.split()))
 
 
 def why_not(case, arch: int) -> str | None:
@@ -33,13 +63,6 @@ def rmsnorm_channels(x, weight, eps):
     return silu(values * (values.square().mean(1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
 
 
-def _rmsnorm_channels(case, sets) -> Work:
-    return returning(case, sets, ("out",), lambda s: (rmsnorm_channels(s.x, s.weight, s.eps),))
-
-
-RMSNORM_SILU = Peer("torch_eager", "torch eager", _rmsnorm_silu, ("torch",), why_not)
-
-
 def add_rmsnorm(x, residual, weight, eps):
     """The normalized rows and the sum."""
     from torch.nn.functional import rms_norm
@@ -53,6 +76,12 @@ def quantized(y, scale):
     import torch
 
     return (y.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@formula("x residual weight eps scale", "out sum")
+def add_rmsnorm_fp8(x, residual, weight, eps, scale):
+    y, total = add_rmsnorm(x, residual, weight, eps)
+    return quantized(y, scale), total
 
 
 def qk_norm(q, k, q_weight, k_weight, eps):
@@ -77,25 +106,12 @@ def qk_norm_rope(q, k, q_weight, k_weight, table, positions, eps, interleaved):
     return made
 
 
-def rotated(case, sets, function) -> Work:
-    """function: ``qk_norm_rope``, or what is compiled of it."""
-
-    def call(s):
-        return function(s.q, s.k, s.q_weight, s.k_weight, s.table, s.positions, s.eps, case.interleaved)
-
-    return returning(case, sets, ("q_out", "k_out"), call)
-
-
-def _qk_norm_rope(case, sets) -> Work:
-    return rotated(case, sets, qk_norm_rope)
-
-
-def rotated_and_back(case, sets, function) -> Work:
-    """With the gradients, by autograd. function: as of `rotated`."""
+def rotated_and_back(case, sets, function: Callable = qk_norm_rope) -> Work:
+    """With the gradients, by autograd. function: ``qk_norm_rope``, or what is compiled of it."""
     import torch
 
     leaves = ("q", "k", "q_weight", "k_weight")
-    made = [replace(s, **{name: getattr(s, name).detach().requires_grad_() for name in leaves}) for s in sets]
+    made = [changed(s, **{name: getattr(s, name).detach().requires_grad_() for name in leaves}) for s in sets]
 
     def call(s):
         given = [getattr(s, name) for name in leaves]
@@ -106,10 +122,7 @@ def rotated_and_back(case, sets, function) -> Work:
     return returning(case, made, ("q_out", "k_out", *(f"d{name}" for name in leaves)), call)
 
 
-def _qk_norm_rope_training(case, sets) -> Work:
-    return rotated_and_back(case, sets, qk_norm_rope)
-
-
+@formula("q k v q_weight k_weight table positions k_cache v_cache slots scales eps", "q_out")
 def qk_norm_rope_cache(q, k, v, q_weight, k_weight, table, positions, k_cache, v_cache, slots, scales, eps):
     """Q as a new tensor; K and V to their slots. scales: of K and V in FP8; None for caches of their type."""
     import torch
@@ -123,36 +136,6 @@ def qk_norm_rope_cache(q, k, v, q_weight, k_weight, table, positions, k_cache, v
     return made
 
 
-def stored(case, sets, function) -> Work:
-    """function: ``qk_norm_rope_cache``, or what is compiled of it."""
-
-    def call(s):
-        given = s.q, s.k, s.v, s.q_weight, s.k_weight, s.table, s.positions, s.k_cache, s.v_cache, s.slots
-        return (function(*given, s.scales, s.eps),)
-
-    return returning(case, sets, ("q_out",), call)
-
-
-def _qk_norm_rope_cache(case, sets) -> Work:
-    return stored(case, sets, qk_norm_rope_cache)
-
-
-def _add_rmsnorm(case, sets) -> Work:
-    return returning(case, sets, ("out", "sum"), lambda s: add_rmsnorm(s.x, s.residual, s.weight, s.eps))
-
-
-def _add_rmsnorm_fp8(case, sets) -> Work:
-    def norm(s):
-        y, total = add_rmsnorm(s.x, s.residual, s.weight, s.eps)
-        return quantized(y, s.scale), total
-
-    return returning(case, sets, ("out", "sum"), norm)
-
-
-def _qk_norm(case, sets) -> Work:
-    return returning(case, sets, ("q_out", "k_out"), lambda s: qk_norm(s.q, s.k, s.q_weight, s.k_weight, s.eps))
-
-
 def rmsnorm_backward(dy, x, weight, inverse_rms, residual):
     """Gradients of input and weight, worked out in float32. residual: what is added to the input's, or None."""
     normal, scaled = x.float() * inverse_rms[:, None], dy.float() * weight.float()
@@ -162,18 +145,16 @@ def rmsnorm_backward(dy, x, weight, inverse_rms, residual):
     return dx.to(x.dtype), (dy.float() * normal).sum(0).to(weight.dtype)
 
 
-def _rmsnorm_backward(case, sets) -> Work:
+@formula("dy x weight inverse_rms residual", "dx dweight")
+def _rmsnorm_backward(dy, x, weight, inverse_rms, residual):
     import torch
 
-    def gradients(s):
-        dx, dweight = torch.ops.aten._fused_rms_norm_backward(
-            s.dy, s.x, s.weight.shape, s.inverse_rms[:, None], s.weight, [True, True]
-        )
-        return (dx if s.residual is None else dx + s.residual), dweight
-
-    return returning(case, sets, ("dx", "dweight"), gradients)
+    kept = inverse_rms[:, None], weight, [True, True]
+    dx, dweight = torch.ops.aten._fused_rms_norm_backward(dy, x, weight.shape, *kept)
+    return (dx if residual is None else dx + residual), dweight
 
 
+@formula("x residual before after eps", "out sum")
 def norm_add_norm(x, residual, before, after, eps):
     """The normalized rows and the sum."""
     from torch.nn.functional import rms_norm
@@ -182,17 +163,11 @@ def norm_add_norm(x, residual, before, after, eps):
     return rms_norm(total, after.shape, after, eps), total
 
 
-def _norm_add_norm(case, sets) -> Work:
-    def norms(s):
-        return norm_add_norm(s.x, s.residual, s.before, s.after, s.eps)
-
-    return returning(case, sets, ("out", "sum"), norms)
-
-
-def _layernorm(case, sets) -> Work:
+@formula("x weight bias eps", "y")
+def layernorm(x, weight, bias, eps):
     from torch.nn.functional import layer_norm
 
-    return returning(case, sets, ("y",), lambda s: (layer_norm(s.x, s.weight.shape, s.weight, s.bias, s.eps),))
+    return layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def layernorm_backward(dy, x, weight, mean, inverse):
@@ -204,16 +179,12 @@ def layernorm_backward(dy, x, weight, mean, inverse):
     return dx.to(x.dtype), (dy * normal).sum(0).to(weight.dtype), dy.sum(0).to(weight.dtype)
 
 
-def _layernorm_backward(case, sets) -> Work:
+@formula("dy x weight mean inverse bias", "dx dweight dbias")
+def _layernorm_backward(dy, x, weight, mean, inverse, bias):
     import torch
 
-    def gradients(s):
-        kept = s.mean[:, None], s.inverse[:, None]
-        return torch.ops.aten.native_layer_norm_backward(
-            s.dy, s.x, s.weight.shape, *kept, s.weight, s.bias, [True, True, True]
-        )
-
-    return returning(case, sets, ("dx", "dweight", "dbias"), gradients)
+    kept = mean[:, None], inverse[:, None], weight, bias, [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(dy, x, weight.shape, *kept)
 
 
 def _softmax(case, sets) -> Work:
@@ -222,12 +193,14 @@ def _softmax(case, sets) -> Work:
     return Work([functools.partial(torch.softmax, s.x, 1, out=s.y) for s in sets])
 
 
-def _cross_entropy(case, sets) -> Work:
+@formula("x target", "loss")
+def _cross_entropy(x, target):
     from torch.nn.functional import cross_entropy
 
-    return returning(case, sets, ("loss",), lambda s: (cross_entropy(s.x, s.target, reduction="none"),))
+    return cross_entropy(x, target, reduction="none")
 
 
+@formula("x", "out scale")
 def silu_mul_fp8(x):
     """FP8 E4M3 of SiLU of the first half of each row times the second half, and the scale of each row."""
     import torch
@@ -239,41 +212,41 @@ def silu_mul_fp8(x):
     return (y / scale).to(torch.float8_e4m3fn), scale
 
 
-def quantized_in_blocks(y):
-    """FP8 E4M3 of y, and the scale of each 128 neighbours of a row."""
+@formula("x residual weight eps", "out scales sum normed")
+def add_rmsnorm_blocks(x, residual, weight, eps):
+    """FP8 E4M3 of normalized rows, the scale of each 128 neighbours of a row, the sum, and the normalized rows."""
     import torch
 
+    y, total = add_rmsnorm(x, residual, weight, eps)
     blocks = y.float().unflatten(1, (-1, 128))
     scales = (blocks.abs().amax(2) / 448).clamp(min=2**-126)
-    return (blocks / scales[..., None]).flatten(1).to(torch.float8_e4m3fn), scales
+    return (blocks / scales[..., None]).flatten(1).to(torch.float8_e4m3fn), scales, total, y
 
 
-def _silu_mul_fp8(case, sets) -> Work:
-    return returning(case, sets, ("out", "scale"), lambda s: silu_mul_fp8(s.x))
+def _peer(make: Callable[..., Work] | Formula, where: str = "", why_not=lambda case, arch: None) -> Peer:
+    make = make.returned if isinstance(make, Formula) else make
+    return Peer("torch_eager", f"torch eager{where}", make, ("torch",), why_not)
 
 
-def _add_rmsnorm_blocks(case, sets) -> Work:
-    def norm(s):
-        y, total = add_rmsnorm(s.x, s.residual, s.weight, s.eps)
-        codes, scales = quantized_in_blocks(y)
-        return codes, scales, total, y if case.both else None
+CHANNELS = formula("x weight eps", "out")(rmsnorm_channels)
+SUM_AND_NORM = formula("x residual weight eps", "out sum")(add_rmsnorm)
+HEADS = formula("q k q_weight k_weight eps", "q_out k_out")(qk_norm)
+ROTATED = formula("q k q_weight k_weight table positions eps interleaved", "q_out k_out")(qk_norm_rope)
 
-    return returning(case, sets, ("out", "scales", "sum", "normed"), norm)
-
-
-RMSNORM_CHANNELS = Peer("torch_eager", "torch eager, new tensors", _rmsnorm_channels, ("torch",))
-ADD_RMSNORM = Peer("torch_eager", "torch eager", _add_rmsnorm, ("torch",))
-ADD_RMSNORM_FP8 = Peer("torch_eager", "torch eager", _add_rmsnorm_fp8, ("torch",))
-QK_NORM = Peer("torch_eager", "torch eager, new tensors", _qk_norm, ("torch",))
-QK_NORM_ROPE = Peer("torch_eager", "torch eager, new tensors", _qk_norm_rope, ("torch",))
-QK_NORM_ROPE_TRAINING = Peer("torch_eager", "torch eager, new tensors", _qk_norm_rope_training, ("torch",))
-QK_NORM_ROPE_CACHE = Peer("torch_eager", "torch eager, new queries", _qk_norm_rope_cache, ("torch",))
-RMSNORM_BACKWARD = Peer("torch_eager", "torch eager", _rmsnorm_backward, ("torch",))
-NORM_ADD_NORM = Peer("torch_eager", "torch eager", _norm_add_norm, ("torch",))
-LAYERNORM = Peer("torch_eager", "torch eager", _layernorm, ("torch",))
-LAYERNORM_BACKWARD = Peer("torch_eager", "torch eager", _layernorm_backward, ("torch",))
-SOFTMAX = Peer("torch_eager", "torch eager", _softmax, ("torch",))
-CROSS_ENTROPY = Peer("torch_eager", "torch eager, loss in bf16", _cross_entropy, ("torch",))
-SILU_MUL_FP8 = Peer("torch_eager", "torch eager", _silu_mul_fp8, ("torch",))
-ADD_RMSNORM_BLOCKS = Peer("torch_eager", "torch eager", _add_rmsnorm_blocks, ("torch",))
-IN_A_MODEL = Peer("torch_eager", "torch eager", lambda case, sets: through(sets, add_rmsnorm), ("torch",))
+RMSNORM_SILU = _peer(_rmsnorm_silu, why_not=why_not)
+RMSNORM_CHANNELS = _peer(CHANNELS, ", new tensors")
+ADD_RMSNORM = _peer(SUM_AND_NORM)
+ADD_RMSNORM_FP8 = _peer(add_rmsnorm_fp8)
+QK_NORM = _peer(HEADS, ", new tensors")
+QK_NORM_ROPE = _peer(ROTATED, ", new tensors")
+QK_NORM_ROPE_TRAINING = _peer(rotated_and_back, ", new tensors")
+QK_NORM_ROPE_CACHE = _peer(qk_norm_rope_cache, ", new queries")
+RMSNORM_BACKWARD = _peer(_rmsnorm_backward)
+NORM_ADD_NORM = _peer(norm_add_norm)
+LAYERNORM = _peer(layernorm)
+LAYERNORM_BACKWARD = _peer(_layernorm_backward)
+SOFTMAX = _peer(_softmax)
+CROSS_ENTROPY = _peer(_cross_entropy, ", loss in bf16")
+SILU_MUL_FP8 = _peer(silu_mul_fp8)
+ADD_RMSNORM_BLOCKS = _peer(add_rmsnorm_blocks)
+IN_A_MODEL = _peer(lambda case, sets: through(sets, add_rmsnorm))

@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import turns
-from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, PARTS, REPLAYS, TARGETS, table
+from graphfuse.benchmarks.programs.all_reduce_record import LIMITS, NORM, OURS, PARTS, REPLAYS, STUDY
 from graphfuse.functional import (
     all_reduce_add_rmsnorm,
     fused_add_rmsnorm,
@@ -82,10 +82,10 @@ def main() -> None:
         measured(made, memory, gathered, options.quick)
     if distributed.get_rank() == 0 and not options.once:
         made = {"ranks": distributed.get_world_size()} | made
-        for each in (table(made), tables.judged(TARGETS, made)):
+        for each in STUDY.shown(made):
             print(tables.markdown(each))
         if options.record is not None:
-            print(record.write(options.record, "all-reduce", record.environment(record.CHECKOUT), made))
+            print(STUDY.write(options.record, made))
     distributed.destroy_process_group()
     if not all(found["right"] for found in (*made["results"], *made["parts"])):
         raise SystemExit(1)
@@ -301,15 +301,10 @@ def times(memory: torch.Tensor, gathered: torch.Tensor, rows: int, hidden: int, 
 
 def sample(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     """Microseconds of a call, on the slowest rank."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     distributed.barrier()
     graph.replay()
-    begin.record()
-    for _ in range(5):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    slowest = torch.tensor(begin.elapsed_time(end) * 1000 / (5 * calls), device="cuda")
+    ms = turns.between_events(lambda: [graph.replay() for _ in range(5)])
+    slowest = torch.tensor(ms * 1000 / (5 * calls), device="cuda")
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
     return slowest.item()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.tables import Table
 from graphfuse.benchmarks.target import Target
 
@@ -19,40 +22,35 @@ LIMITS = {
 """Rows and columns that are timed, with the most microseconds that they may take; None where peers are the measure."""
 REPLAYS = 10_000
 
+Figures = Iterator[tuple[float, str]]
+
 
 def _name(rows: int, hidden: int) -> str:
     return f"{rows} x {hidden}"
 
 
 def _within(size: tuple[int, int], limit: float) -> Target:
-    def figure(record: dict):
-        found = [one["us"][OURS] for one in record["times"] if (one["rows"], one["hidden"]) == size]
-        return (found[0], _name(*size)) if found else None
+    def figures(record: dict) -> Figures:
+        return ((one["us"][OURS], _name(*size)) for one in record["times"] if (one["rows"], one["hidden"]) == size)
 
-    return Target(f"{_name(*size)}: microseconds", limit, False, figure)
+    return Target(f"{_name(*size)}: microseconds", limit, False, figures)
 
 
-def _against_best(record: dict) -> tuple[float, str] | None:
-    found = []
+def _against_best(record: dict, ours: str = OURS) -> Figures:
+    """Against peers whatever type they make."""
     for one in record["times"]:
-        best = min(us for peer, us in one["us"].items() if not peer.startswith((OURS, NORM)))
-        found.append((best / one["us"][OURS], _name(one["rows"], one["hidden"])))
-    return min(found, default=None)
-
-
-def _gathered_as_fp8(record: dict) -> tuple[float, str] | None:
-    """Of the largest size, against peers whatever type they make."""
-    for one in record["times"]:
-        made = one["us"].get(f"{PARTS}, FP8")
-        if made is not None and LIMITS[one["rows"], one["hidden"]] is None:
+        if ours in one["us"]:
             best = min(us for peer, us in one["us"].items() if not peer.startswith((OURS, NORM)))
-            return best / made, _name(one["rows"], one["hidden"])
-    return None
+            yield best / one["us"][ours], _name(one["rows"], one["hidden"])
 
 
-def _wrong(record: dict) -> tuple[float, str] | None:
-    found = [(one["wrong"] + (not one["same bits on all ranks"]), one["type"]) for one in record["replays"]]
-    return max(found, default=None)
+def _gathered_as_fp8(record: dict) -> Figures:
+    largest = [one for one in record["times"] if LIMITS[one["rows"], one["hidden"]] is None]
+    return _against_best({"times": largest}, f"{PARTS}, FP8")
+
+
+def _wrong(record: dict) -> Figures:
+    return ((one["wrong"] + (not one["same bits on all ranks"]), one["type"]) for one in record["replays"])
 
 
 TARGETS = (
@@ -70,3 +68,6 @@ def table(record: dict) -> Table:
         for one in record["times"]
     ]
     return Table(f"microseconds of {record['ranks']} GPUs, the slowest of them", ("", *names), rows)
+
+
+STUDY = Study("all-reduce", tables=lambda record: (table(record),), targets=TARGETS)

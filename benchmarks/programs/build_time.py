@@ -7,16 +7,16 @@ whatever it builds is measured beside it: importing torch and cuda.core, the CUD
 and "modules", graphfuse's own modules with the plugins of all installed packages.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 from graphfuse.base import settings
-from graphfuse.benchmarks import record
+from graphfuse.benchmarks.programs.study import Study
+
+STUDY = Study("build-time", __doc__)
 
 CHILD = """
 import json, time
@@ -59,12 +59,10 @@ def child(directory: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write build-time-DEVICE.json into FOLDER")
+    parser = STUDY.parser()
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    if reason := record.gpu_needed("build_time"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as directory:
@@ -77,8 +75,7 @@ def main() -> None:
     for kind, medians in results.items():
         print(f"{kind:5} " + ", ".join(f"{name} {value:.1f}" for name, value in medians.items()))
     if arguments.record:
-        content = {"medians_ms": results, "runs_ms": runs}
-        print(record.write(arguments.record, "build-time", record.environment(record.CHECKOUT), content))
+        print(STUDY.write(arguments.record, {"medians_ms": results, "runs_ms": runs}))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ graph.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 
@@ -23,17 +22,16 @@ CALLS = 200
 TINY = (64, 64, 64)
 SHAPES = ((512, 4096, 4096), (4096, 4096, 4096), (4096, 4096, 14336))
 """(rows, columns of the input, columns of the output)"""
-DISTRIBUTIONS = ("torch", "nvidia-cudnn-frontend")
 
 
 def _host(name: str, limit: float) -> Target:
     """Microseconds of one cuDNN node."""
 
-    def figure(content: dict):
+    def figures(content: dict):
         found = content["host_us"].get(name)
-        return found and (found["median"], "")
+        return [(found["median"], "")] if found else []
 
-    return Target(f"host time of {name}, us", limit, False, figure)
+    return Target(f"host time of {name}, us", limit, False, figures)
 
 
 TARGETS = (_host(EXECUTE, 8.0), _host(BOUND, 8.0))
@@ -109,51 +107,43 @@ def gpu(shape: Sequence[int]) -> dict:
     times = timing.compare([timing.capture([call]) for call in made.values()])
     return {
         "name": "x".join(map(str, shape)),
-        "us": {n: {"median": t.median, "low": t.low, "high": t.high} for n, t in zip(made, times, strict=True)},
+        "us": {name: vars(t) for name, t in zip(made, times, strict=True)},
     }
 
 
 def on_host(content: dict) -> tables.Table:
-    rows = [
-        (name, f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})") for name, us in content["host_us"].items()
-    ]
+    rows = [(name, tables.spread(us, 2)) for name, us in content["host_us"].items()]
     return tables.Table("microseconds of a call on the host: median (quartiles)", ("", "us"), rows)
 
 
 def on_gpu(content: dict) -> tables.Table:
-    def cell(us: dict) -> str:
-        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
-
     return tables.Table(
         "microseconds of a call on the GPU: median (least to most)",
         ("rows x columns read x columns written", BOUND, TORCH),
-        [(case["name"], cell(case["us"][BOUND]), cell(case["us"][TORCH])) for case in content["cases"]],
+        [(case["name"], *(tables.spread(case["us"][who], 1) for who in (BOUND, TORCH))) for case in content["cases"]],
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write cudnn-calls-DEVICE.json into FOLDER")
-    parser.add_argument("--rounds", type=int, default=60)
-    given = parser.parse_args(arguments)
-    if given.rounds < 2:
-        parser.error(f"--rounds {given.rounds}: quartiles take two rounds or more")
-    if reason := record.gpu_needed("cudnn_calls"):
-        parser.exit(2, f"{reason}\n")
-    from rich.console import Console
+STUDY = Study(
+    name="cudnn-calls",
+    about=__doc__,
+    tables=lambda content: (on_host(content), on_gpu(content)),
+    targets=TARGETS,
+    distributions=("torch", "nvidia-cudnn-frontend"),
+    rounds=60,
+)
 
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = STUDY.asked(arguments)
     with untuned():
         content = {
-            "versions": {name: record.version(name) for name in DISTRIBUTIONS},
+            "versions": STUDY.versions(),
             "rounds": given.rounds,
             "host_us": host(given.rounds),
             "cases": [gpu(shape) for shape in SHAPES],
         }
-    console = Console(highlight=False, width=140)
-    for each in (on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
-    if given.record:
-        print(record.write(given.record, "cudnn-calls", record.environment(record.CHECKOUT), content))
+    STUDY.report(content, given.record)
 
 
 if __name__ == "__main__":

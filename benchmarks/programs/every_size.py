@@ -11,19 +11,18 @@ fit the model to.
 Rankings are the engine's model of cost, and those that are tried against it.
 """
 
-import argparse
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
-from graphfuse.benchmarks import record, sizes
+from graphfuse.benchmarks import sizes
 from graphfuse.benchmarks.peers import stream
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.sizes import Size
 from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.engines.rows.by_row.cost import cost as model
@@ -33,6 +32,7 @@ from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.planning.plan import Part
 
+STUDY = Study("every-size", __doc__)
 NAMED = (
     Size(343, 18416, "fp8_e4m3"),
     Size(861, 18025, "fp8_e4m3"),
@@ -231,19 +231,17 @@ def summary(found: Sequence[Measured]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = STUDY.parser()
     parser.add_argument("what", nargs="*", metavar="WHAT", help="named, random, lengths; all of them if none")
     parser.add_argument("--sizes", type=int, default=60, metavar="COUNT", help="of the random ones")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--search", action="store_true", help="the best of all usual knobs, too")
     parser.add_argument("--time-budget", type=float, default=500.0, metavar="SECONDS")
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write every-size-DEVICE.json into FOLDER")
     arguments = parser.parse_args()
     wanted = arguments.what or ["named", "random", "lengths"]
     if unknown := sorted(set(wanted) - {"named", "random", "lengths"}):
         parser.error(f"unknown: {', '.join(unknown)}; there are: named, random, lengths")
-    if reason := record.gpu_needed("every_size"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     import torch
 
     deadline = time.monotonic() + arguments.time_budget
@@ -275,8 +273,7 @@ def main() -> None:
             {"size": str(m.size), "bytes": m.size.moved, "stream us": m.stream, "us": m.us, "knobs": m.knobs}
             for m in found.values()
         ]
-        content = {"seed": arguments.seed, "results": results}
-        print(record.write(arguments.record, "every-size", record.environment(record.CHECKOUT), content))
+        print(STUDY.write(arguments.record, {"seed": arguments.seed, "results": results}))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from graphfuse.benchmarks.programs import follower_cases
 from graphfuse.benchmarks.programs.follower_cases import BOTH, FORWARD, FUNCTIONS, TIMING_SECONDS, FollowerCase
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS, Way
 from graphfuse.benchmarks.programs.program import Program
-from graphfuse.benchmarks.results import Results, mean
-from graphfuse.benchmarks.tables import Table
-from graphfuse.benchmarks.target import Target
+from graphfuse.benchmarks.results import Results
+from graphfuse.benchmarks.tables import Table, spread
+from graphfuse.benchmarks.target import Target, averaged
 
 
 def measured(case: FollowerCase, ways: Sequence[Way], device: str, rounds: int) -> dict:
@@ -34,39 +34,31 @@ def name(entry: dict) -> str:
     return str(FollowerCase(**{field: value for field, value in entry.items() if field != "peers"}))
 
 
+def _over(entry: dict) -> dict[str, float] | None:
+    """The time of our backend over torch.compile's; None where one of them was not measured."""
+    return entry["peers"].get(COMPILED, {}).get("ours_over", {}).get(OURS_COMPILED)
+
+
 def ratios(r: Results, work: str) -> Iterator[tuple[float, str]]:
     """Inductor's time over ours, as the median of the rounds' ratios, and the case."""
     for entry in r.record["cases"]:
-        found = entry["peers"].get(COMPILED, {}).get("ours_over", {}).get(OURS_COMPILED)
+        found = _over(entry)
         if found and entry["work"] == work:
             yield 1 / found["median"], name(entry)
 
 
 def slowest(work: str, limit: float) -> Target:
-    def figure(r: Results) -> tuple[float, str] | None:
-        return max(((1 / ratio, where) for ratio, where in ratios(r, work)), default=None)
-
-    return Target(f"{work}: time over torch.compile's, at worst", limit, False, figure)
+    text = f"{work}: time over torch.compile's, at worst"
+    return Target(text, limit, False, lambda r: ((1 / ratio, where) for ratio, where in ratios(r, work)))
 
 
 def average(work: str, limit: float) -> Target:
-    def figure(r: Results) -> tuple[float, str] | None:
-        found = mean(ratio for ratio, _ in ratios(r, work))
-        return None if found is None else (found, "")
-
-    return Target(f"{work}: times as fast as torch.compile, geometric mean", limit, True, figure)
+    text = f"{work}: times as fast as torch.compile, geometric mean"
+    return Target(text, limit, True, lambda r: averaged(ratios(r, work)))
 
 
 def times(work: str) -> Callable[[Results], Table]:
     """A table of every case with this work."""
-
-    def us(entry: dict, way: str) -> str:
-        found = entry["peers"].get(way, {}).get("us")
-        return f"{found['median']:.1f} ({found['low']:.1f} to {found['high']:.1f})" if found else "-"
-
-    def over(entry: dict) -> str:
-        found = entry["peers"].get(COMPILED, {}).get("ours_over", {}).get(OURS_COMPILED)
-        return f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if found else "-"
 
     def became(entry: dict) -> str:
         ours = entry["peers"].get(OURS_COMPILED, {})
@@ -87,8 +79,8 @@ def times(work: str) -> Callable[[Results], Table]:
                 (
                     FUNCTIONS[entry["function"]].title,
                     str(entry["rows"]),
-                    *(us(entry, way) for way in titles),
-                    over(entry),
+                    *(spread(entry["peers"].get(way, {}).get("us"), 1) for way in titles),
+                    spread(_over(entry), 3),
                     became(entry),
                 )
                 for entry in r.record["cases"]
@@ -105,7 +97,7 @@ def line(entry: dict) -> str:
         f"{way} {one['us']['median']:.2f} us" if "us" in one else f"{way} failed: {one.get('error', one.get('absent'))}"
         for way, one in entry["peers"].items()
     ]
-    if over := entry["peers"].get(COMPILED, {}).get("ours_over", {}).get(OURS_COMPILED):
+    if over := _over(entry):
         said.append(f"ours over torch.compile {over['median']:.3f}")
     return f"{name(entry)}: {', '.join(said)}"
 

@@ -8,20 +8,21 @@ them and the heuristic's choice again by the whole protocol, and at last these t
 the smallest of many noisy times is too small. The ratio is that of the turns' medians.
 """
 
-import argparse
 import json
 import statistics
 import time
 from pathlib import Path
 
 from graphfuse.base.enums import heur_mode
-from graphfuse.benchmarks import record, sizes
+from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.planning.kernels import prepare
 from graphfuse.planning.plan import Part
 from graphfuse.tuning.report import Trial, words
 from graphfuse.tuning.search import HALVING, Round, search
 
+STUDY = Study("heuristics", __doc__)
 ROUNDS = (Round(1, 300, within=1.4, most=1000), Round(3, 1000, within=1.05, most=4), HALVING[-1])
 """Nothing is left out that one glance may have misjudged."""
 TURNS = 3
@@ -71,15 +72,13 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write heuristics-DEVICE.json into FOLDER")
+    parser = STUDY.parser()
     parser.add_argument("--all", type=Path, metavar="FILE", help="write the times of all knobs, to fit the model to")
     parser.add_argument("--sizes", type=int, default=60, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=sizes.JUDGED, help="of the sizes; others than usual to fit to")
     parser.add_argument("--time-budget", type=float, default=240.0, metavar="SECONDS")
     arguments = parser.parse_args()
-    if reason := record.gpu_needed("heuristics"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     import torch
     from rich.progress import track
 
@@ -107,8 +106,7 @@ def main() -> None:
     if arguments.all:
         arguments.all.write_text(json.dumps(everything))
     if arguments.record:
-        content = {"seed": arguments.seed, "summary": summary, "results": results}
-        print(record.write(arguments.record, "heuristics", record.environment(record.CHECKOUT), content))
+        print(STUDY.write(arguments.record, {"seed": arguments.seed, "summary": summary, "results": results}))
 
 
 if __name__ == "__main__":

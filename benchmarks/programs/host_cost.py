@@ -8,7 +8,8 @@ sample is 200 calls, 60 of those with backward. All take turns in rounds, each i
 median and quartiles of the rounds, and ratios, which are medians of the rounds' ratios: a host is faster at some times
 than at others. A bare launch is one from Python of the same kernel with prepacked arguments. rows: one row count again
 and again against 4,096 in random order, and row counts never seen before against those seen. memory: what a hundred
-thousand calls leave behind. What cannot run here is listed as absent, with the reason.
+thousand calls leave behind. What cannot run here is listed as absent, with the reason. Where only some of it is
+measured, the record is host-cost-part-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 
-from graphfuse.benchmarks import record, session, tables
+from graphfuse.benchmarks import session
 from graphfuse.benchmarks.programs import host_calls, host_record, row_counts, turns
 from graphfuse.benchmarks.programs.host_calls import Call, Sets
 from graphfuse.benchmarks.programs.host_peers import PEERS
-from graphfuse.benchmarks.programs.host_record import BARE, HostCost
+from graphfuse.benchmarks.programs.host_record import BARE
 from graphfuse.benchmarks.untuned import untuned
 
 CALLS, WITH_BACKWARD = 200, 60
@@ -33,8 +34,12 @@ CALLS, WITH_BACKWARD = 200, 60
 ROUNDS, QUICK_ROUNDS = 60, 5
 UNSEEN = 500
 PARTS = ("addresses", "rows", "memory")
-WIDTH = 160
-DISTRIBUTIONS = ("quack-kernels", "flashinfer-python", "liger-kernel", "triton", "nvidia-cudnn-frontend")
+STUDY = replace(
+    host_record.STUDY,
+    about=__doc__,
+    distributions=("quack-kernels", "flashinfer-python", "liger-kernel", "triton", "nvidia-cudnn-frontend"),
+    rounds=ROUNDS,
+)
 
 Wait = Callable[[], None]
 
@@ -133,7 +138,7 @@ def run(arguments: argparse.Namespace, device: str, wait: Wait) -> dict:
             "calls_with_backward": WITH_BACKWARD,
             "rounds": rounds,
         },
-        "versions": {name: record.version(name) for name in DISTRIBUTIONS},
+        "versions": STUDY.versions(),
         "calls": [],
     }
     if "addresses" in arguments.parts:
@@ -162,14 +167,6 @@ def _timed(what: str, make: Callable):
     return made
 
 
-def report(content: dict) -> None:
-    from rich.console import Console
-
-    cost, console = HostCost(content), Console(highlight=False, width=WIDTH)
-    for each in (*host_record.every(cost), tables.judged(host_record.TARGETS, cost)):
-        console.print(tables.terminal(each))
-
-
 def counts(text: str) -> tuple[int, ...]:
     """Numbers of address sets, with commas between them."""
     made = tuple(int(part) for part in text.split(","))
@@ -179,13 +176,10 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--record", type=Path, metavar="FOLDER", help="write host-cost-DEVICE.json into FOLDER, "
-                      "host-cost-part-DEVICE.json where only some of it is measured")  # fmt: skip
+    made = STUDY.parser()
     made.add_argument("--only", nargs="+", default=(), metavar="TEXT", help="calls whose names have one of these")
     made.add_argument("--sets", type=counts, default=host_record.SETS, help="numbers of address sets, as in 1,16")
     made.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    made.add_argument("--rounds", type=int, default=ROUNDS)
     made.add_argument("--quick", action="store_true", help="few rounds")
     return made
 
@@ -198,16 +192,14 @@ def whole(arguments: argparse.Namespace) -> bool:
 
 def main() -> None:
     arguments = parser().parse_args()
-    if reason := record.gpu_needed("host_cost"):
-        parser().exit(2, f"{reason}\n")
+    STUDY.refuse(parser(), arguments)
+    STUDY.need_gpu(parser())
     import torch
 
     with untuned():
         content = run(arguments, "cuda", torch.cuda.synchronize)
-    report(content)
-    if arguments.record:
-        kind = "host-cost" if whole(arguments) else "host-cost-part"
-        print(record.write(arguments.record, kind, record.environment(record.CHECKOUT), content))
+    measured_all = STUDY if whole(arguments) else replace(STUDY, name=f"{STUDY.name}-part")
+    measured_all.report(content, arguments.record)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,18 @@ our kernel in the chain instead, and records nothing.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
-from graphfuse.benchmarks import command, record, session, tables, target
+from graphfuse.benchmarks import command, session, tables, target
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.peer import Peer
 from graphfuse.benchmarks.peers import flashinfer, graphfuse, liger, quack, torch_compile, torch_eager
 from graphfuse.benchmarks.programs import chain_knobs, products, turns
 from graphfuse.benchmarks.programs.chain import LAYERS, ChainCase, sampler
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.results import Results, name
 from graphfuse.benchmarks.untuned import untuned
 
@@ -32,16 +32,15 @@ def slowest_chain(limit: float, by: str = "", how: str = "") -> target.Target:
     """The chain with ours over the chain with each peer that it is compared with, at worst. by, how: as of
     target.slowest_against_best."""
 
-    def figure(r: Results):
-        found = [
+    def figures(r: Results):
+        return (
             (entry["ours_over"][by or r.ours], f"{name(case)}, {r.title(peer)}")
             for case in r.cases()
             for peer in r.rivals(by)
             if (by or r.ours) in (entry := case["peers"].get(peer, {})).get("ours_over", {})
-        ]
-        return max(found, default=None)
+        )
 
-    return target.Target(f"bf16{how}: the whole chain's time over that with a peer, at worst", limit, False, figure)
+    return target.Target(f"bf16{how}: the whole chain's time over that with a peer, at worst", limit, False, figures)
 
 
 def _targets(*way: str) -> tuple[target.Target, ...]:
@@ -137,9 +136,11 @@ def _line(r: Results, case: dict) -> str:
     return ", ".join([f"{name(case)}: products {r.us(case, r.stream) or 0:.2f} us, {found}", *failed])
 
 
+STUDY = Study(BENCH.name, __doc__, lambda r: (norms(r), chains(r)), BENCH.targets, read=Results)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write in-a-model-DEVICE.json into FOLDER")
+    parser = STUDY.parser()
     parser.add_argument("--resume", action="store_true", help="keep what the record there already has")
     parser.add_argument("--rows", type=int, nargs="+", default=[])
     parser.add_argument("--columns", type=int, nargs="+", default=[])
@@ -153,12 +154,10 @@ def main() -> None:
     choice = command.Choice((), (*arguments.rows,), (*arguments.columns,), (*arguments.peers,), arguments.quick)
     if wrong := choice.unknown(BENCH):
         parser.error(wrong)
-    if arguments.resume and not arguments.record:
-        parser.error("there is no record to go on with; give --record FOLDER, too")
+    STUDY.refuse(parser, arguments)
     if arguments.least < 2:
         parser.error(f"--least {arguments.least}: quartiles take two rounds or more")
-    if reason := record.gpu_needed("in_a_model"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     with untuned():
         if arguments.knobs is None:
             _run(parser, arguments, choice)
@@ -168,46 +167,24 @@ def main() -> None:
                 session.release("cuda")
 
 
-def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, choice: command.Choice) -> None:
+def _run(parser: ArgumentParser, arguments: Namespace, choice: command.Choice) -> None:
     from rich.console import Console
 
     from graphfuse.runtime import device, timing
 
-    arch, about = device.get("cuda").sm, record.environment(record.CHECKOUT)
-    peers, folder = choice.chosen_peers(BENCH), arguments.record
-    content = {
-        "bench": BENCH.name,
-        "ours": BENCH.ours,
-        "stream": BENCH.stream,
-        "layers": LAYERS,
-        "peers": {p.name: command.described(p) for p in peers},
-        "cases": [],
-    }
-    if arguments.resume:
-        try:
-            content["cases"] = command.kept(folder, BENCH, about, peers)
-        except command.ResumeError as error:
-            parser.exit(2, f"{error}\n")
-    results = Results({"environment": about, **content})
-    done = {name(case) for case in content["cases"]}
-    file = None
-    for case in choice.cases(BENCH):
-        if name(vars(case)) in done:
-            continue
+    arch, peers = device.get("cuda").sm, choice.chosen_peers(BENCH)
+    try:
+        made = command.Making(BENCH, peers, arguments.record, arguments.resume, layers=LAYERS)
+    except command.ResumeError as error:
+        parser.exit(2, f"{error}\n")
+    for case in made.left(choice.cases(BENCH)):
         entry = measure(case, peers, arch, "cuda", timing, arguments.least, arguments.seconds)
         session.release("cuda")
-        content["cases"] = command.in_order(BENCH, [*content["cases"], entry])
-        print(_line(results, entry), flush=True)
-        if folder:
-            file = command.keep(folder, BENCH, about, content)
-    results = Results({"environment": about, **content})
+        print(_line(made.results, entry), flush=True)
+        made.add(entry)
     console = Console(highlight=False, width=command.WIDTH)
-    for table in (norms(results), chains(results), tables.targets(BENCH, results)):
-        console.print(tables.terminal(table))
-    for text in tables.absences(results):
-        console.print(text, markup=False)
-    if file:
-        print(file)
+    command.told(console, made.results, STUDY.shown(made.results.record))
+    made.say_where(console)
 
 
 if __name__ == "__main__":

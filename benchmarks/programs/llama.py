@@ -9,16 +9,15 @@ problems, where the GPU waits for the host. Ratios are medians of the rounds' ra
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 
@@ -40,17 +39,15 @@ SIZES = {PREFILL: ((1, 128),), STEP: ((1, 128), (4, 512))}
 OURS, TORCH, OWN = "graphfuse.torch.RMSNorm", "torch.nn.RMSNorm", "LlamaRMSNorm"
 TOLERANCE = 0.05
 """Accepted distance of the logits from those with the model's own norms, over their size."""
-DISTRIBUTIONS = ("transformers", "torch", "triton")
 
 
 def slowest(kind: str, to: str, limit: float) -> Target:
     """The model with ours over the one with other norms, at worst."""
 
-    def figure(content: dict):
-        found = [(case["ours_over"][to], case["name"]) for case in content["cases"] if case["kind"] == kind]
-        return max(found, default=None)
+    def figures(content: dict):
+        return ((case["ours_over"][to], case["name"]) for case in content["cases"] if case["kind"] == kind)
 
-    return Target(f"{kind}: time with ours over {to}'s, at worst", limit, False, figure)
+    return Target(f"{kind}: time with ours over {to}'s, at worst", limit, False, figures)
 
 
 TARGETS = (slowest(PREFILL, TORCH, 1.0), slowest(PREFILL, OWN, 0.8), slowest(STEP, TORCH, 1.0), slowest(STEP, OWN, 1.0))
@@ -178,17 +175,13 @@ def measure(
 
 
 def table(content: dict) -> tables.Table:
-    def cell(case: dict, name: str) -> str:
-        ms = case["ms"][name]
-        return f"{ms['median']:.2f} ({ms['low']:.2f} to {ms['high']:.2f})"
-
     return tables.Table(
         "milliseconds: median (quartiles), and time with ours over each",
         ("", OURS, TORCH, OWN, f"over {TORCH}", f"over {OWN}"),
         [
             (
                 case["name"],
-                *(cell(case, name) for name in (OURS, TORCH, OWN)),
+                *(tables.spread(case["ms"][name], 2) for name in (OURS, TORCH, OWN)),
                 *(f"{case['ours_over'][name]:.3f}" for name in (TORCH, OWN)),
             )
             for case in content["cases"]
@@ -196,28 +189,28 @@ def table(content: dict) -> tables.Table:
     )
 
 
+STUDY = Study(
+    name="llama",
+    about=__doc__,
+    tables=lambda content: (table(content),),
+    targets=TARGETS,
+    distributions=("transformers", "torch", "triton"),
+    rounds=200,
+    quick="20 rounds",
+)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write llama-DEVICE.json into FOLDER")
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="20 rounds, and no record")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.record:
-        parser.error("--quick leaves no record; accepted: one of --quick and --record")
-    if arguments.rounds < 2:
-        parser.error(f"--rounds {arguments.rounds}: quartiles take two rounds or more")
-    if reason := record.gpu_needed("llama"):
-        parser.exit(2, f"{reason}\n")
+    arguments = STUDY.asked()
     if reason := why_not():
-        parser.exit(2, f"llama needs transformers: {reason}\n")
+        STUDY.parser().exit(2, f"llama needs transformers: {reason}\n")
     import torch
-    from rich.console import Console
 
     rounds = 20 if arguments.quick else arguments.rounds
     content: dict[str, object] = {
         "config": CONFIG,
         "rounds": rounds,
-        "versions": {name: record.version(name) for name in DISTRIBUTIONS},
+        "versions": STUDY.versions(),
         "cases": [],
     }
     with untuned():
@@ -226,11 +219,7 @@ def main() -> None:
                 entry = measure(models(CONFIG, "cuda"), kind, size, rounds, torch.cuda.synchronize)
                 content["cases"].append(entry)
                 torch.cuda.empty_cache()
-    console = Console(highlight=False, width=140)
-    for each in (table(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
-    if arguments.record:
-        print(record.write(arguments.record, "llama", record.environment(record.CHECKOUT), content))
+    STUDY.report(content, arguments.record)
 
 
 if __name__ == "__main__":

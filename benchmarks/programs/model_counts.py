@@ -77,8 +77,13 @@ def kind(kernel: str) -> str:
 
 
 def peak_mb(call: Callable[[], object]) -> float:
-    """Megabytes that a call holds on the GPU at most, over what is held before it: parameters and an optimizer's state
-    are not in it, gradients and what is kept for them are."""
+    """Megabytes that a call holds on the GPU at most."""
+    return round(peak_bytes(call) / 1e6, 1)
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Bytes that a call holds on the GPU at most, over what is held before it: parameters and an optimizer's state are
+    not in it, gradients and what is kept for them are."""
     import torch
 
     torch.cuda.synchronize()
@@ -86,4 +91,4 @@ def peak_mb(call: Callable[[], object]) -> float:
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+    return torch.cuda.max_memory_allocated() - before

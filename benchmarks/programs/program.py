@@ -7,19 +7,19 @@ The record is written after each case; until it has all of them it is BENCH-part
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse.benchmarks import command, record, session, tables
+from graphfuse.benchmarks import command, session, tables
 from graphfuse.benchmarks.bench import Bench
 from graphfuse.benchmarks.programs.model_ways import Way
+from graphfuse.benchmarks.programs.study import WIDTH, Study
 from graphfuse.benchmarks.results import Results
 from graphfuse.benchmarks.untuned import untuned
-
-WIDTH = 200
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,19 @@ class Program:
     quick_cases: str
     distributions: tuple[str, ...]
     why_not: Callable[[object], str | None] = lambda case: None
+
+    @functools.cached_property
+    def study(self) -> Study:
+        return Study(
+            self.bench.name,
+            self.about,
+            lambda r: [make(r) for make in self.tables],
+            self.bench.targets,
+            self.distributions,
+            Results,
+            self.rounds,
+            f"{self.quick_cases}, {self.quick_rounds} rounds",
+        )
 
     def chosen(self, only: Sequence[str], quick: bool) -> tuple:
         """Cases by their names or groups; ValueError for a name that none has."""
@@ -99,23 +112,20 @@ class Program:
             cases, ways = self.chosen(given.only, given.quick), self.chosen_ways(given.ways)
         except ValueError as error:
             parser.error(str(error))
-        if given.quick and given.record:
-            parser.error("--quick leaves no record; accepted: one of --quick and --record")
-        if given.resume and not given.record:
-            parser.error("there is no record to go on with; give --record FOLDER, too")
         if given.record and given.record.exists() and not given.record.is_dir():
             parser.error(f"--record {given.record} is no folder")
-        rounds = given.rounds if given.rounds is not None else self.quick_rounds if given.quick else self.rounds
-        if rounds < 2:
-            parser.error(f"--rounds {rounds}: quartiles take two rounds or more")
+        if given.rounds is None:
+            given.rounds = self.quick_rounds if given.quick else self.rounds
+        self.study.refuse(parser, given)
         if given.list:
             told = self.described(cases, ways)
             print(json.dumps(told, indent=2) if given.json else self.listing(cases, ways))
             return
-        if reason := record.gpu_needed(self.bench.name):
-            parser.exit(no_gpu, f"{reason}\n")
+        self.study.need_gpu(parser, no_gpu)
         try:
-            results = self.run(cases, ways, given.record, given.resume, rounds, "cuda", progress_on_stderr=given.json)
+            results = self.run(
+                cases, ways, given.record, given.resume, given.rounds, "cuda", progress_on_stderr=given.json
+            )
         except command.ResumeError as error:
             parser.exit(2, f"{error}\n")
         if given.json:
@@ -123,17 +133,13 @@ class Program:
         sys.exit(1 if self.failures(results, cases) else 0)
 
     def _parser(self, called: str | None) -> argparse.ArgumentParser:
-        style = argparse.RawDescriptionHelpFormatter
-        parser = argparse.ArgumentParser(prog=called, description=self.about, formatter_class=style)
-        name, quick = self.bench.name, f"{self.quick_cases}, {self.quick_rounds} rounds, and no record"
-        parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {name}-DEVICE.json into FOLDER")
+        parser = self.study.parser(called)
+        parser.set_defaults(rounds=None)  # of --quick there are others
         parser.add_argument("--resume", action="store_true", help="keep what the record there already has")
         parser.add_argument(
             "--only", nargs="+", default=[], metavar="NAME", help="only these cases, as --list has them"
         )
         parser.add_argument("--ways", nargs="+", default=[], metavar="NAME", help="only these ways")
-        parser.add_argument("--rounds", type=int, help=f"samples of each way, {self.rounds} unless told")
-        parser.add_argument("--quick", action="store_true", help=quick)
         parser.add_argument("--list", action="store_true", help="print ways and cases, measure nothing")
         parser.add_argument("--json", action="store_true", help="print one JSON value instead of text: the record")
         return parser
@@ -160,35 +166,18 @@ class Program:
         from rich.console import Console
 
         bench, console = self.bench, Console(highlight=False, width=WIDTH, stderr=progress_on_stderr)
-        about = record.environment(record.CHECKOUT)
-        content = {
-            "bench": bench.name,
-            "ours": bench.ours,
-            "stream": bench.stream,
-            "versions": {name: record.version(name) for name in self.distributions},
-            "peers": {way.name: command.described(way) for way in ways},
-            "cases": command.kept(folder, bench, about, ways) if folder and resume else [],
-        }
-        done = {self.name(entry) for entry in content["cases"]}
-        left = [case for case in cases if str(case) not in done]
+        made = command.Making(bench, ways, folder, resume, versions=self.study.versions())
+        left = made.left(cases)
         console.print(f"{bench.title}: {len(left)} of {len(cases)} cases to measure, {self._at_most(left, ways)}")
-        file = None
         with untuned():
             for case in left:
                 entry = self.measure(case, ways, device, rounds)
                 session.release(device)
-                content["cases"] = command.in_order(bench, [*content["cases"], entry])
                 console.print(self.line(entry), markup=False, soft_wrap=True)
-                if folder:
-                    file = command.keep(folder, bench, about, content)
-        results = Results({"environment": about, **content})
-        for table in (*(make(results) for make in self.tables), tables.targets(bench, results)):
-            console.print(tables.terminal(table))
-        for text in tables.absences(results):
-            console.print(text, markup=False)
-        if file:
-            console.print(str(file), markup=False, soft_wrap=True)
-        return results
+                made.add(entry)
+        command.told(console, made.results, self.study.shown(made.results.record))
+        made.say_where(console)
+        return made.results
 
 
 def _absent(reason: str | None) -> str:

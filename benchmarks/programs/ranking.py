@@ -9,7 +9,6 @@ two engines take leave no entry.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode, norm_forward_phase
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs import turns
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.tuned_tables import measured
 from graphfuse.tuned_tables.entry import Source
@@ -28,6 +29,7 @@ ENGINES = ("rows", "cudnn", "torch", "reference")
 BF16 = data_type.BFLOAT16
 FILE = record.CHECKOUT / "graphfuse/tuned_tables/measured.py"
 LINE = 120
+STUDY = Study("ranking", __doc__)
 
 
 @dataclass(frozen=True)
@@ -141,15 +143,8 @@ def on_gpu(problem: Problem, engine: str) -> float | None:
     calls = [graph.bind(pack(), space) for _ in range(timing.buffer_sets(moved))]
     if engine != "reference":
         return timing.measure(calls, 5).median
-    took = []
-    for call in (calls * 6)[:6]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        took.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(took[1:])
+    took = [turns.between_events(call) for call in (calls * 6)[:6]]
+    return statistics.median(took[1:]) * 1e3
 
 
 def timed(problems: Iterable[Problem], timer: Timer) -> dict[str, dict[str, dict[str, float]]]:
@@ -223,14 +218,12 @@ def table(times: Mapping[str, Mapping[str, Mapping[str, float]]]) -> tables.Tabl
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = STUDY.parser()
     families = sorted({p.family for p in PROBLEMS})
     parser.add_argument("--write", action="store_true", help=f"write the table's file, {FILE.name}; else it is printed")
     parser.add_argument("--family", choices=families, action="append", help="measure this one alone; may be repeated")
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write ranking-DEVICE.json into FOLDER")
     given = parser.parse_args(arguments)
-    if reason := record.gpu_needed("ranking"):
-        parser.exit(2, f"{reason}\n")
+    STUDY.need_gpu(parser)
     from rich.console import Console
 
     from graphfuse.runtime import device
@@ -246,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         print(made)
     if given.record:
-        print(record.write(given.record, "ranking", record.environment(record.CHECKOUT), {"us": times}))
+        print(STUDY.write(given.record, {"us": times}))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ in docs/performance gets one.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.benches import BENCHES
+from graphfuse.benchmarks.command import PART
 from graphfuse.benchmarks.programs import (
     all_reduce_record,
     autoencoders,
@@ -24,6 +26,7 @@ from graphfuse.benchmarks.programs import (
     host_record,
     in_a_model,
     llama,
+    models,
     plot,
     profile,
     ranking,
@@ -32,7 +35,7 @@ from graphfuse.benchmarks.programs import (
     wan_block,
     wan_vae,
 )
-from graphfuse.benchmarks.programs.model_record import TARGETS, costs, spent, times
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.results import Results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +49,12 @@ def _measured(r: Results) -> str:
     versions = {}
     for peer in r.record["peers"].values():
         versions |= peer["versions"]
-    return _where(r.record["environment"], versions)
+    return _where({**r.record, "versions": versions})
 
 
-def _where(about: dict, versions: dict[str, str | None]) -> str:
-    """Machine, date, commit and versions. versions: of what the record has beside the environment's."""
+def _where(record: dict) -> str:
+    """Machine, date, commit and versions, also of what the record has beside the environment's."""
+    about, versions = record["environment"], record.get("versions", {})
     named = {k: v for k, v in about["versions"].items() if k in ("torch", "cuda-core", "cuda-bindings")} | versions
     versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     return (
@@ -125,83 +129,26 @@ def _benches(records: Path) -> str:
     return tables.markdown(tables.Table("benches", ("bench", "output", "cases", "record"), rows, left=2)) + "\n"
 
 
-def _host_cost(record: dict) -> str:
-    cost, where = host_record.HostCost(record), _where(record["environment"], record["versions"])
-    return _told(where, tables.judged(host_record.TARGETS, cost), *host_record.every(cost))
-
-
-def _in_a_model(record: dict) -> str:
-    r = Results(record)
-    told = _told(_measured(r), tables.targets(in_a_model.BENCH, r), in_a_model.norms(r), in_a_model.chains(r))
-    return f"{told}\n\n{_absences(r)}"
-
-
-def _llama(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    return _told(where, tables.judged(llama.TARGETS, record), llama.table(record))
-
-
-def _cudnn_calls(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    verdicts = tables.judged(cudnn_calls.TARGETS, record)
-    return _told(where, verdicts, cudnn_calls.on_host(record), cudnn_calls.on_gpu(record))
-
-
-def _torch_products(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    told = (torch_products.on_gpu(record), torch_products.on_host(record), torch_products.failing(record))
-    return _told(where, tables.judged(torch_products.TARGETS, record), *told)
-
-
-def _wan_block(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    return _told(where, tables.judged(wan_block.TARGETS, record), wan_block.table(record))
-
-
-def _all_reduce(record: dict) -> str:
-    verdicts = tables.judged(all_reduce_record.TARGETS, record)
-    return _told(_where(record["environment"], {}), verdicts, all_reduce_record.table(record))
-
-
-def _tensor_parallel(record: dict) -> str:
-    verdicts = tables.judged(tensor_parallel_record.TARGETS, record)
-    return _told(_where(record["environment"], {}), verdicts, tensor_parallel_record.table(record))
-
-
-def _wan_vae(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    told = _told(where, tables.judged(wan_vae.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
-    return f"{told}\n\n![The same, over the time of the first way of a case]({plot.kinds_name(wan_vae.NAME, record)})"
-
-
-def _autoencoders(record: dict) -> str:
-    where = _where(record["environment"], record["versions"])
-    return _told(where, tables.judged(autoencoders.TARGETS, record), wan_vae.times(record), wan_vae.kinds(record))
-
-
-def _ranking(record: dict) -> str:
-    return f"{_where(record['environment'], {})}\n\n{tables.markdown(ranking.table(record['us']))}"
-
-
-def _told(where: str, verdicts: tables.Table, *more: tables.Table) -> str:
-    """Where it was measured, what was to be reached, and tables with their titles."""
-    titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in more)
-    return "\n\n".join([where, tables.markdown(verdicts), *titled])
+def _told(study: Study, record: dict) -> str:
+    """Where it was measured, what was to be reached, the tables with their titles, and who was not measured."""
+    *shown, verdicts = study.shown(record)
+    titled = (f"{_sentence(table.title)}\n\n{tables.markdown(table)}" for table in shown)
+    where = _measured(Results(record)) if "versions" not in record and "peers" in record else _where(record)
+    absences = [_absences(Results(record))] if "peers" in record else []
+    return "\n\n".join([where, tables.markdown(verdicts), *titled, *absences])
 
 
 def _sentence(title: str) -> str:
     return f"{title[0].upper()}{title[1:]}:"
 
 
-def _models(record: dict) -> str:
-    r, where = Results(record), _where(record["environment"], record["versions"])
-    return f"{_told(where, tables.judged(TARGETS, r), times(r), spent(r), costs(r))}\n\n{_absences(r)}"
+def _wan_vae(record: dict) -> str:
+    picture = plot.kinds_name(wan_vae.NAME, record)
+    return f"{_told(wan_vae.STUDY, record)}\n\n![The same, over the time of the first way of a case]({picture})"
 
 
-def _followers(record: dict) -> str:
-    r, where = Results(record), _where(record["environment"], record["versions"])
-    every = (make(r) for make in followers.PROGRAM.tables)
-    return f"{_told(where, tables.judged(followers.TARGETS, r), *every)}\n\n{_absences(r)}"
+def _ranking(record: dict) -> str:
+    return f"{_where(record)}\n\n{tables.markdown(ranking.table(record['us']))}"
 
 
 def _profile(record: dict) -> str:
@@ -210,21 +157,19 @@ def _profile(record: dict) -> str:
     return f"{where}\n\n{tables.markdown(tables.profile(record))}"
 
 
+_STUDIES = (
+    *(
+        module.STUDY
+        for module in (host_record, in_a_model, llama, cudnn_calls, torch_products, wan_block, autoencoders)
+    ),
+    *(module.STUDY for module in (all_reduce_record, tensor_parallel_record)),
+    *(program.PROGRAM.study for program in (models, followers)),
+)
 _RECORDS: dict[str, Callable[[dict], str]] = {
-    "host-cost": _host_cost,
-    "in-a-model": _in_a_model,
-    "llama": _llama,
-    "cudnn-calls": _cudnn_calls,
-    "torch-products": _torch_products,
-    "wan-block": _wan_block,
+    **{name: functools.partial(_told, s) for s in _STUDIES for name in (s.name, f"{s.name}{PART}")},
     "wan-vae": _wan_vae,
-    "autoencoders": _autoencoders,
     "ranking": _ranking,
-    "all-reduce": _all_reduce,
-    "tensor-parallel": _tensor_parallel,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
-    **dict.fromkeys(["models", "models-part"], _models),
-    **dict.fromkeys(["followers", "followers-part"], _followers),
 }
 
 

@@ -33,7 +33,7 @@ from graphfuse.benchmarks.programs.llama import milliseconds
 from graphfuse.benchmarks.programs.model_cases import WORKS
 from graphfuse.benchmarks.programs.model_decoder import Cached
 from graphfuse.benchmarks.programs.model_ways import WAYS, Running, Way
-from graphfuse.benchmarks.programs.tensor_parallel_record import CASES, TARGETS, SplitCase, table
+from graphfuse.benchmarks.programs.tensor_parallel_record import CASES, STUDY, SplitCase
 
 ROUNDS, WARM, REPLAYS = 12, 3, 5
 SECONDS = 150
@@ -73,9 +73,9 @@ def run(
                 case, {n: w.get("error") or w["ms"]["median"] for n, w in made["cases"][-1]["ways"].items()}, flush=True
             )
             if folder is not None:
-                record.write(folder, "tensor-parallel", about, made)
+                record.write(folder, STUDY.name, about, made)
     if distributed.get_rank() == 0:
-        for each in (table(made), tables.judged(TARGETS, made)):
+        for each in STUDY.shown(made):
             print(tables.markdown(each))
     return made
 
@@ -170,16 +170,10 @@ def _graph_sampler(call: Callable[[], object]) -> Callable[[], float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog queries events meanwhile
         call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def take(_keeps: object = call) -> float:  # the graph has addresses alone
         graph.replay()
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / REPLAYS
+        return turns.between_events(lambda: [graph.replay() for _ in range(REPLAYS)]) / REPLAYS
 
     return take
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.benchmarks.programs.model_cases import DECODE, MODELS, PREFILL, Decoder
 from graphfuse.benchmarks.programs.model_ways import COMPILED, EAGER, OURS, OURS_COMPILED, WAYS
-from graphfuse.benchmarks.tables import Table
+from graphfuse.benchmarks.programs.study import Study
+from graphfuse.benchmarks.tables import Table, spread
 from graphfuse.benchmarks.target import Target
 
 
@@ -34,15 +36,12 @@ _TITLES = {way.name: way.title for way in WAYS}
 
 
 def _times_as_fast(work: str, ours: str, theirs: str):
-    def figure(record: dict) -> tuple[float, str] | None:
-        found = []
+    def figures(record: dict) -> Iterator[tuple[float, str]]:
         for one in record["cases"]:
-            ways = one["ways"]
-            if f"/{work}" in one["case"] and all("ms" in ways.get(name, {}) for name in (ours, theirs)):
-                found.append((ways[theirs]["ms"]["median"] / ways[ours]["ms"]["median"], one["case"]))
-        return min(found, default=None)
+            if f"/{work}" in one["case"] and (ratio := _ratio(one["ways"], theirs, ours)):
+                yield ratio, one["case"]
 
-    return figure
+    return figures
 
 
 TARGETS = (
@@ -76,10 +75,18 @@ def table(record: dict) -> Table:
 
 
 def _time(way: dict) -> str:
-    ms = way.get("ms")
-    return f"{ms['median']:.3f} ({ms['low']:.3f} to {ms['high']:.3f})" if ms else way.get("error", "-")
+    return way["error"] if "error" in way else spread(way.get("ms"), 3)
 
 
 def _faster(ways: dict[str, dict], theirs: str, ours: str) -> str:
+    ratio = _ratio(ways, theirs, ours)
+    return f"{ratio:.3f}×" if ratio else "-"
+
+
+def _ratio(ways: dict[str, dict], theirs: str, ours: str) -> float | None:
+    """How many times as fast ours is; None if one of both was not measured."""
     medians = [ways[name]["ms"]["median"] for name in (theirs, ours) if "ms" in ways.get(name, {})]
-    return f"{medians[0] / medians[1]:.3f}×" if len(medians) == 2 else "-"
+    return medians[0] / medians[1] if len(medians) == 2 else None
+
+
+STUDY = Study("tensor-parallel", tables=lambda record: (table(record),), targets=TARGETS)

@@ -9,13 +9,12 @@ that of the reference engine.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs import torch_attention, turns
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.programs.torch_problem import ONE_ROUNDING, ROUNDED_INSIDE, Problem, drawn
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
@@ -225,10 +224,7 @@ def compared(problem: Problem) -> dict:
         "name": problem.name,
         "plan": plan,
         "distance": distance,
-        "us": {
-            n: {"median": t.median, "low": t.low, "high": t.high}
-            for n, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)
-        },
+        "us": {who: vars(t) for who, t in zip((OURS, PLAIN, REFERENCE), (*times, reference), strict=True)},
     }
 
 
@@ -251,21 +247,23 @@ def host() -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def _ratio(content: dict) -> tuple[float, str] | None:
-    cases = (case for case in content["cases"] if "error" not in case)
-    return max(
-        ((case["us"][OURS]["median"] / case["us"][PLAIN]["median"], case["name"]) for case in cases), default=None
-    )
-
-
-def _distance(content: dict) -> tuple[float, str] | None:
-    cases = _found((*content["checks"], *content["cases"]))
-    return max(((case["distance"], case["name"]) for case in cases), default=None)
+def _ratio(case: dict) -> float:
+    return case["us"][OURS]["median"] / case["us"][PLAIN]["median"]
 
 
 TARGETS = (
-    Target("time over torch's, at worst", LIMIT, False, _ratio),
-    Target("distance from float64 over what is accepted, at worst", 1.0, False, _distance),
+    Target(
+        "time over torch's, at worst",
+        LIMIT,
+        False,
+        lambda content: ((_ratio(case), case["name"]) for case in _found(content["cases"])),
+    ),
+    Target(
+        "distance from float64 over what is accepted, at worst",
+        1.0,
+        False,
+        lambda content: ((case["distance"], case["name"]) for case in _found((*content["checks"], *content["cases"]))),
+    ),
 )
 
 
@@ -292,24 +290,17 @@ def failing(content: dict) -> tables.Table:
 
 
 def on_host(content: dict) -> tables.Table:
-    def cell(us: dict) -> str:
-        return f"{us['median']:.2f} ({us['low']:.2f} to {us['high']:.2f})"
-
     return tables.Table(
         "microseconds of a call on the host: median (quartiles)",
         ("problem", OURS, PLAIN),
-        [(name, cell(us[OURS]), cell(us[PLAIN])) for name, us in content["host_us"].items()],
+        [(name, *(tables.spread(us[who], 2) for who in (OURS, PLAIN))) for name, us in content["host_us"].items()],
     )
 
 
 def on_gpu(content: dict) -> tables.Table:
-    def cell(us: dict) -> str:
-        return f"{us['median']:.1f} ({us['low']:.1f} to {us['high']:.1f})"
-
     def row(case: dict) -> tuple[str, ...]:
         us, engines = case["us"], " + ".join(part.partition("[")[0] for part in case["plan"].split(" + "))
-        ratio = us[OURS]["median"] / us[PLAIN]["median"]
-        times = (cell(us[OURS]), cell(us[PLAIN]), f"{ratio:.3f}")
+        times = (*(tables.spread(us[who], 1) for who in (OURS, PLAIN)), f"{_ratio(case):.3f}")
         return (case["name"], engines, *times, f"{case['distance']:.3g}", f"{us[REFERENCE]['median']:.0f}")
 
     return tables.Table(
@@ -320,26 +311,25 @@ def on_gpu(content: dict) -> tables.Table:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write torch-products-DEVICE.json into FOLDER")
-    given = parser.parse_args(arguments)
-    if reason := record.gpu_needed("torch_products"):
-        parser.exit(2, f"{reason}\n")
-    from rich.console import Console
+STUDY = Study(
+    name="torch-products",
+    about=__doc__,
+    tables=lambda content: (on_gpu(content), on_host(content), failing(content)),
+    targets=TARGETS,
+    distributions=("torch",),
+)
 
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = STUDY.asked(arguments)
     with untuned():
         content = {
-            "versions": {"torch": record.version("torch")},
+            "versions": STUDY.versions(),
             "checks": [_entry(checked, problem) for problem in checks()],
             "host_us": host(),
             "cases": [_entry(compared, problem) for problem in measured()],
         }
-    console = Console(highlight=False, width=180)
-    for each in (failing(content), on_host(content), on_gpu(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
-    if given.record:
-        print(record.write(given.record, "torch-products", record.environment(record.CHECKOUT), content))
+    STUDY.report(content, given.record)
 
 
 if __name__ == "__main__":

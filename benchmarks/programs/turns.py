@@ -41,6 +41,18 @@ def on_host(call: Callable[[], object], calls: int) -> Callable[[], float]:
     return sample
 
 
+def between_events(call: Callable[[], object]) -> float:
+    """Milliseconds that a call takes on the GPU, from an event before it to one behind it."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
 def extremes(samples: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest: for few samples."""
     return _figures(statistics.median(samples), min(samples), max(samples))

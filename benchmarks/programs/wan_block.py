@@ -11,15 +11,14 @@ GPU time of a call in a captured graph, all in turns. A tensor is larger than th
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from graphfuse.benchmarks import record, tables
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 
@@ -37,17 +36,15 @@ SECONDS = 90.0
 """Of autotuning: a convolution has some 40 plans, of which the slowest take a second to time."""
 TOLERANCE = 2.0**-7
 """Accepted distance from float32, over its size."""
-DISTRIBUTIONS = ("torch", "triton", "nvidia-cudnn-frontend")
 
 
 def fastest(over: str, limit: float) -> Target:
     """The time of a peer over ours, at worst."""
 
-    def figure(content: dict):
-        found = [(case["us"][over]["median"] / case["us"][OURS]["median"], case["name"]) for case in content["cases"]]
-        return min(found, default=None)
+    def figures(content: dict):
+        return ((case["us"][over]["median"] / case["us"][OURS]["median"], case["name"]) for case in content["cases"])
 
-    return Target(f"times as fast as {over}, at worst", limit, True, figure)
+    return Target(f"times as fast as {over}, at worst", limit, True, figures)
 
 
 TARGETS = (fastest(EAGER, 1.25), fastest(COMPILED, 1.05))
@@ -141,48 +138,38 @@ def measure(shape: tuple[int, ...]) -> dict:
     return {
         "name": "x".join(map(str, shape)),
         **plan,
-        "us": {n: {"median": t.median, "low": t.low, "high": t.high} for n, t in zip(made, times, strict=True)},
+        "us": {name: vars(t) for name, t in zip(made, times, strict=True)},
     }
 
 
 def table(content: dict) -> tables.Table:
-    def cell(case: dict, name: str) -> str:
-        us = case["us"][name]
-        return f"{us['median']:.0f} ({us['low']:.0f} to {us['high']:.0f})"
-
     names = (OURS, UNTUNED, EAGER, CONTIGUOUS, COMPILED)
     return tables.Table(
         "microseconds: median (least to most)",
         ("", *names),
-        [(case["name"], *(cell(case, name) for name in names)) for case in content["cases"]],
+        [(case["name"], *(tables.spread(case["us"][name], 0) for name in names)) for case in content["cases"]],
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write wan-block-DEVICE.json into FOLDER")
-    parser.add_argument("--quick", action="store_true", help="the first shape alone, and no record")
-    arguments = parser.parse_args()
-    if arguments.quick and arguments.record:
-        parser.error("--quick leaves no record; accepted: one of --quick and --record")
-    if reason := record.gpu_needed("wan_block"):
-        parser.exit(2, f"{reason}\n")
-    from rich.console import Console
+STUDY = Study(
+    name="wan-block",
+    about=__doc__,
+    tables=lambda content: (table(content),),
+    targets=TARGETS,
+    distributions=("torch", "triton", "nvidia-cudnn-frontend"),
+    quick="the first shape alone",
+)
 
-    content: dict[str, object] = {
-        "versions": {name: record.version(name) for name in DISTRIBUTIONS},
-        "cases": [],
-    }
+
+def main() -> None:
+    arguments = STUDY.asked()
+    content: dict[str, object] = {"versions": STUDY.versions(), "cases": []}
     with untuned():
         for shape in SHAPES[: 1 if arguments.quick else None]:
             content["cases"].append(measure(shape))
-    console = Console(highlight=False, width=140)
-    for each in (table(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(each))
     for case in content["cases"]:
         print(f"{case['name']}: {case['plan']}\n  cuDNN's first: {case['first_plan']}")
-    if arguments.record:
-        print(record.write(arguments.record, "wan-block", record.environment(record.CHECKOUT), content))
+    STUDY.report(content, arguments.record)
 
 
 if __name__ == "__main__":

@@ -19,24 +19,24 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import functools
 import gc
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 
 from graphfuse.base import settings
 from graphfuse.benchmarks import record, session, tables
-from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.benchmarks.programs import kernel_times, turns
 from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
-from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited
+from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited, peak_bytes
+from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.programs.wan_vae_cases import (
     CASES,
     COMPILED,
@@ -68,26 +68,24 @@ def _measured(content: dict, call: str, *ways: str) -> list[tuple[str, list[dict
 
 
 def faster(over: str, call: str, limit: float) -> Target:
-    def figure(content: dict):
-        found = _measured(content, call, over, OURS)
-        return min(((a["ms"]["median"] / b["ms"]["median"], name) for name, (a, b) in found), default=None)
+    def figures(content: dict):
+        return ((a["ms"]["median"] / b["ms"]["median"], name) for name, (a, b) in _measured(content, call, over, OURS))
 
-    return Target(f"{call}: times as fast as {over}, at worst", limit, True, figure)
+    return Target(f"{call}: times as fast as {over}, at worst", limit, True, figures)
 
 
 def no_more(what: str, key: str, limit: float) -> Target:
-    def figure(content: dict):
-        found = _measured(content, "", EAGER, OURS)
-        return max(((b[key] / a[key], name) for name, (a, b) in found), default=None)
+    def figures(content: dict):
+        return ((b[key] / a[key], name) for name, (a, b) in _measured(content, "", EAGER, OURS))
 
-    return Target(f"{what} over eager's, at worst", limit, False, figure)
+    return Target(f"{what} over eager's, at worst", limit, False, figures)
 
 
 def _started(what: str, key: str, limit: float) -> Target:
-    def figure(content: dict):
-        return (content["start"][key], "") if "start" in content else None
+    def figures(content: dict):
+        return [(content["start"][key], "")] if "start" in content else []
 
-    return Target(f"first decode, {what}, seconds", limit, False, figure)
+    return Target(f"first decode, {what}, seconds", limit, False, figures)
 
 
 TARGETS = (
@@ -105,26 +103,7 @@ def sample(call: Callable[[], object]) -> float:
     """Milliseconds of a call."""
     import torch
 
-    if not torch.cuda.is_available():
-        return milliseconds(call, lambda: None)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
-
-
-def peak(call: Callable[[], object]) -> int:
-    """Bytes that a call has allocated at most, beside what there was before."""
-    import torch
-
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return turns.between_events(call) if torch.cuda.is_available() else milliseconds(call, lambda: None)
 
 
 def measure(
@@ -156,22 +135,18 @@ def measure(
                     for _ in range(WARM):
                         call()
                 far = float((made - exact).norm() / exact.norm())
-                entries[title] = {"first_s": first, "error": far, "peak_bytes": peak(call) if on_gpu else 0}
+                entries[title] = {"first_s": first, "error": far, "peak_bytes": peak_bytes(call) if on_gpu else 0}
             except (Exception, OutOfTime) as error:  # of a peer, whose reason is recorded
                 calls.pop(title, None)
                 told = str(error) if isinstance(error, OutOfTime) else session.first_line(error)
                 entries[title] = {"failed": told[:200]}
             gc.collect()
         longest = max((sample(call) for call in calls.values()), default=0.0)
-        samples = [
-            {title: sample(call) for title, call in calls.items()}
-            for _ in range(max(3, rounds // 2) if longest > LONG else rounds)
-        ]
-        for title, call in calls.items():
-            low, median, high = statistics.quantiles([one[title] for one in samples], n=4)
-            kernels = kernel_times.taken(call) if on_gpu else {}
+        samplers = {title: functools.partial(sample, call) for title, call in calls.items()}
+        for title, times in turns.take(samplers, max(3, rounds // 2) if longest > LONG else rounds).items():
+            kernels = kernel_times.taken(calls[title]) if on_gpu else {}
             entries[title] |= {
-                "ms": {"median": median, "low": low, "high": high},
+                "ms": turns.quartiles(times),
                 "kinds": kernel_times.by_kind(kernels),
                 "kernels": sum(count for count, _ in kernels.values()),
             }
@@ -215,8 +190,7 @@ def times(content: dict) -> tables.Table:
     def cells(w: dict) -> tuple[str, ...]:
         if "ms" not in w:
             return (w["failed"], "-", "-", "-")
-        ms = f"{w['ms']['median']:.1f} ({w['ms']['low']:.1f} to {w['ms']['high']:.1f})"
-        return (ms, f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
+        return (tables.spread(w["ms"], 1), f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
 
     return tables.Table(
         "a call, in milliseconds: median (quartiles)",
@@ -240,6 +214,13 @@ def kinds(content: dict) -> tables.Table:
     )
 
 
+def shown(content: dict) -> tuple[tables.Table, ...]:
+    return times(content), kinds(content)
+
+
+STUDY = Study(NAME, __doc__, shown, TARGETS, DISTRIBUTIONS, rounds=12, quick="short cases, nothing compiled, 5 rounds")
+
+
 def chosen(names: Sequence[str], seconds: float | None) -> dict[str, VideoWay]:
     """Ways by title, those with these names, all for none. seconds: in place of each way's own, unless None."""
     found = {title: way for title, way in WAYS.items() if not names or way.name in names}
@@ -260,23 +241,14 @@ def merged(cases: Sequence[dict], name: str, entries: dict[str, dict]) -> list[d
 
 def main(arguments: Sequence[str] | None = None, called_as: str | None = None, no_gpu: int = 2) -> None:
     """arguments, called_as: the command line and how it is called. no_gpu: the exit code where there is no GPU."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=called_as, description=__doc__, formatter_class=style)
-    parser.add_argument("--record", type=Path, metavar="FOLDER", help=f"write {NAME}-DEVICE.json into FOLDER")
+    parser = STUDY.parser(called_as)
     parser.add_argument("--resume", action="store_true", help="keep what the record there has")
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(map(str, CASES)))
     parser.add_argument("--ways", nargs="+", default=[], metavar="WAY", help=", ".join(NAMES))
     parser.add_argument("--seconds", type=float, metavar="N", help="that a way takes at most before it is timed")
-    parser.add_argument("--rounds", type=int, default=12, help="samples of each way, 12 unless told")
-    parser.add_argument("--quick", action="store_true", help="short cases, nothing compiled, 5 rounds, no record")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
     asked = parser.parse_args(arguments)
-    if asked.quick and asked.record:
-        parser.error("--quick leaves no record; accepted: one of --quick and --record")
-    if asked.resume and not asked.record:
-        parser.error("there is no record to go on with; give --record FOLDER, too")
-    if asked.rounds < 2:
-        parser.error(f"--rounds {asked.rounds}: quartiles take two rounds or more")
+    STUDY.refuse(parser, asked)
     for one in asked.only:
         if one not in map(str, CASES):
             parser.error(f"{one}: there are {', '.join(map(str, CASES))}")
@@ -285,18 +257,21 @@ def main(arguments: Sequence[str] | None = None, called_as: str | None = None, n
             parser.error(f"{one}: there are {', '.join(NAMES)}")
     if asked.seconds is not None and not asked.seconds > 0:
         parser.error(f"--seconds {asked.seconds:g}: accepted: a number above 0")
-    if reason := record.gpu_needed("wan_vae"):
-        parser.exit(no_gpu, f"{reason}\n")
-    if importlib.util.find_spec("diffusers") is None:
-        parser.exit(no_gpu, "wan_vae needs diffusers, which is not installed: pip install diffusers\n")
+    STUDY.need_gpu(parser, no_gpu)
+    need_diffusers(STUDY, no_gpu)
     _run(asked)
 
 
-def _run(asked: argparse.Namespace) -> None:
-    from rich.console import Console
+def need_diffusers(study: Study, code: int = 2) -> None:
+    """Ends the process with this exit code where diffusers is not installed."""
+    if importlib.util.find_spec("diffusers") is None:
+        told = f"{study.name.replace('-', '_')} needs diffusers, which is not installed: pip install diffusers\n"
+        study.parser().exit(code, told)
 
-    console, about = Console(highlight=False, width=200), record.environment(record.CHECKOUT)
-    content: dict = {"versions": {name: record.version(name) for name in DISTRIBUTIONS}, "cases": []}
+
+def _run(asked: argparse.Namespace) -> None:
+    about = record.environment(record.CHECKOUT)
+    content: dict = {"versions": STUDY.versions(), "cases": []}
     if asked.resume and (file := record.path(asked.record, NAME, about)).exists():
         before = json.loads(file.read_text())
         content |= {key: before[key] for key in ("start", "cases") if key in before}
@@ -312,8 +287,7 @@ def _run(asked: argparse.Namespace) -> None:
             content["cases"] = merged(content["cases"], str(case), entries)
             if asked.record:
                 record.write(asked.record, NAME, about, content)
-    for table in (times(content), kinds(content), tables.judged(TARGETS, content)):
-        console.print(tables.terminal(table))
+    STUDY.report(content)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def find(pattern: Pattern, graph: FrozenGraph) -> Iterator[Region | Declined]:
     read = [_read(pattern.name, template) for template in templates]
     seen: set[tuple[int, ...]] = set()
     for index, (outputs, anchor) in itertools.product(range(len(graph.nodes)), read):
-        for found in _match_node(graph, anchor, index, _Found({}, {}, {})):
+        for found in _match_node(graph, anchor, index, _Found({}, {})):
             match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
             if match is not None:
                 for m in _grown(pattern, match):
@@ -241,7 +241,6 @@ class _Found:
 
     nodes: Mapping[NodeTemplate, int]
     tensors: Mapping[Capture, TensorId]
-    names: Mapping[str, TensorId]
 
 
 def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
@@ -255,7 +254,7 @@ def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _
     given = dict(node.attributes)
     if any(given[name] != value for name, value in template.attributes.items()):
         return
-    start = _Found({**found.nodes, template: index}, found.tensors, found.names)
+    start = _Found({**found.nodes, template: index}, found.tensors)
     wanted = list(template.inputs.items())
     for ports in _port_orders(node, [port for port, _ in wanted]):
         actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
@@ -285,8 +284,7 @@ def _match_tensor(graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, f
             if symbol.optional:
                 yield found
         elif found.tensors.get(symbol, tensor) == tensor:
-            names = {**found.names, symbol.name: tensor}
-            yield _Found(found.nodes, {**found.tensors, symbol: tensor}, names)
+            yield _Found(found.nodes, {**found.tensors, symbol: tensor})
         return
     made_by = graph.producer.get(tensor)
     if made_by is not None and graph.nodes[made_by].output(symbol.port) == tensor:
@@ -295,7 +293,7 @@ def _match_tensor(graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, f
 
 def _complete(graph: FrozenGraph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
     """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
-    tensors = dict(found.names)
+    tensors = {capture.name: t for capture, t in found.tensors.items()}
     for name, made in outputs.items():
         t = graph.nodes[found.nodes[made.node]].output(made.port)
         if t is not None and (not graph.tensors[t].virtual or t in graph.consumers):

@@ -5,30 +5,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import attention_implementation
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.ops import layouts
 from graphfuse.ops.attention_options import (
     CHOICE,
-    DROPOUT,
     DROPPED,
     DUMP,
     FLAG,
+    GIVEN,
+    HOW,
+    HOW_BACKWARD,
     LENGTH,
     MASKS,
     PADDED,
     PAGES,
     SINK,
-    TOTALS,
+    STATS,
+    TUPLES,
     absent,
     asked,
     attended,
-    check_numbers,
+    backward,
+    forward,
     makes_stats,
     sequences,
 )
-from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, NoRule
+from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.ops.pullback import NoRule
 from graphfuse.ops.scores import Scores, scored, within
 
 
@@ -180,7 +182,7 @@ NOT_OFFERED = {
 }
 
 TABLE = (
-    Op(
+    forward(
         "sdpa",
         "Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):\n"
         "O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to\n"
@@ -223,34 +225,27 @@ TABLE = (
         ),
         outputs=(
             sequences("O"),
-            sequences("Stats", optional=True, dtype=data_type.FLOAT),
-            sequences("score_max", given=True, dtype=data_type.FLOAT),
-            sequences("score_sum_exp", given=True, dtype=data_type.FLOAT),
-            DUMP,
+            STATS,
+            *GIVEN,
         ),
-        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"))},
+        tuples=TUPLES,
         infer=shapes_forward,
-        strides=layouts.row_major,
         absent=absent,
         frozen=_frozen,
         reference=_sdpa,
-        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
             *MASKS,
             Attribute("paged_attention_max_seq_len_kv", **LENGTH),
             Attribute("stats_use_log2", **FLAG),
-            Attribute("unfuse_fma", **FLAG),
-            *TOTALS,
-            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+            *HOW,
         ),
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
         not_offered=NOT_OFFERED,
         vjp=NoRule("its gradients are drawn by hand, by sdpa_backward"),
-        recomputed=False,
     ),
-    Op(
+    backward(
         "sdpa_backward",
         "Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and\n"
         "Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,\n"
@@ -271,18 +266,14 @@ TABLE = (
             *(Port(port, given=True) for port in _GIVEN_GRADIENTS),
             DUMP,
         ),
-        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))},
         infer=shapes_backward,
         frozen=_frozen_backward,
         reference=gradients,
-        check=check_numbers,
-        attributes=(*MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
+        attributes=(*MASKS, *HOW_BACKWARD),
         order="give what stands behind stats by name",
         not_offered={
             "score_mod": NOT_OFFERED["score_mod"],
             "score_mod_bprop": (None, "differentiate, of a graph of the nodes matmul, the function's, softmax, matmul"),
         },
-        vjp=NO_SECOND,
-        recomputed=False,
     ),
 )

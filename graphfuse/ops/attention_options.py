@@ -8,7 +8,9 @@ from typing import Any
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError, VariantPackError
-from graphfuse.ops.op import Attribute, Attributes, Port, Shape, integers
+from graphfuse.ops import layouts
+from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, integers
+from graphfuse.ops.pullback import NO_SECOND
 from graphfuse.ops.scores import PAGED, TILE, whole_sequences
 
 
@@ -215,8 +217,27 @@ DROPPED = (
 
 SINK = Port("sink_token", optional=True)
 
+STATS = sequences("Stats", optional=True, dtype=data_type.FLOAT)
+
 DUMP = Port("rng_dump", given=True, dtype=data_type.FLOAT)
 
-DROPOUT = ("dropout_probability", "dropout_seed", "dropout_offset")
+GIVEN = (*(sequences(port, given=True, dtype=data_type.FLOAT) for port in ("score_max", "score_sum_exp")), DUMP)
+"""Outputs of a forward that users give tensors for."""
+
+_MASKED = ("dropout_mask", "dropout_scale")
+TUPLES = {"dropout": (("dropout_probability", "dropout_seed", "dropout_offset"), _MASKED)}
+TUPLES_BACKWARD = {"dropout": (*TUPLES["dropout"], (*_MASKED, ""))}
 
 TOTALS = tuple(Attribute(name, **LENGTH) for name in ("max_total_seq_len_q", "max_total_seq_len_kv"))
+
+HOW = (
+    Attribute("unfuse_fma", **FLAG),
+    *TOTALS,
+    Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+)
+"""Attributes of a forward that change nothing but how it is computed."""
+
+HOW_BACKWARD = (Attribute("use_deterministic_algorithm", **FLAG), *TOTALS)
+
+forward = partial(Op, strides=layouts.row_major, check=check_numbers, recomputed=False)
+backward = partial(Op, tuples=TUPLES_BACKWARD, check=check_numbers, vjp=NO_SECOND, recomputed=False)

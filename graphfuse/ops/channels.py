@@ -3,13 +3,12 @@ over all but the channels."""
 
 from collections.abc import Mapping
 
-from graphfuse.base.enums import norm_forward_phase
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
-from graphfuse.ops.shapes import LAYERNORM_ORDER, layernorm_absent
+from graphfuse.ops.shapes import LAYERNORM_ORDER, check_phase, layernorm_absent, one_per_row, with_elements
 
 
 def _instance_axes(rank: int) -> tuple[int, ...]:
@@ -32,11 +31,8 @@ def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple
     x = shapes["input"]
     if len(x) < least:
         raise GraphValidationError(f"input must be [N, C, spatial axes...] with {least} or more axes, got {list(x)}")
-    axes = axes_of(len(x))
-    if any(x[axis] == 0 for axis in axes):
-        raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     channels = tuple(e if axis == 1 else 1 for axis, e in enumerate(x))
-    statistic = tuple(1 if axis in axes else e for axis, e in enumerate(x))
+    statistic = one_per_row(x, with_elements(x, axes_of(len(x))))
     wanted = {"scale": channels, "bias": channels, "grad": x} | dict.fromkeys(statistics, statistic)
     for port, shape in wanted.items():
         if port in shapes and shapes[port] != shape:
@@ -52,8 +48,7 @@ def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple
 
 def _instance_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     statistic, _ = _checked(shapes, _instance_axes, 3, ())
-    if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
-        raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
+    check_phase(attributes)
     return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic}
 
 
@@ -143,9 +138,6 @@ _OF_GIVEN_STATISTICS = {
     "bias": lambda p: p.whole("Y"),
 }
 
-_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
-_STATISTICS = frozenset({"mean", "inv_variance"})
-
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -183,7 +175,7 @@ TABLE = (
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
         outputs=norms.FORWARD,
         infer=_instance_shapes,
-        expansion=Expansion(norms.layernorm, _along(_instance_axes), _EPSILON, of_rows=_WEIGHTS),
+        expansion=Expansion(norms.layernorm, _along(_instance_axes), norms.EPSILON, of_rows=norms.WEIGHTS),
         attributes=(norms.PHASE,),
         absent=layernorm_absent,
         order=LAYERNORM_ORDER,
@@ -239,7 +231,7 @@ TABLE = (
         inputs=(Port("input"), Port("mean"), Port("inv_variance"), Port("scale"), Port("bias")),
         outputs=(Port("Y"),),
         infer=_inference_shapes,
-        expansion=Expansion(_inference, _along(_instance_axes), of_rows=_WEIGHTS | _STATISTICS),
+        expansion=Expansion(_inference, _along(_instance_axes), of_rows=norms.WEIGHTS | norms.MOMENTS),
         vjp=_OF_GIVEN_STATISTICS,
     ),
     Op(

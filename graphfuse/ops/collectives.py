@@ -45,7 +45,6 @@ TABLE = (
         "memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one\n"
         "peers are on one stream. What follows on it may overwrite input.",
         inputs=(Port("input"), Port("peers", numbers=True)),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_of_ranks,
         attributes=(Attribute("rank", (int,), required=True),),
         elsewhere="reads the memory of other ranks, which kernels of rows do",
@@ -58,7 +57,6 @@ TABLE = (
         "rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.\n"
         "peers, rank: as of all_reduce, for the memory of output.",
         inputs=(Port("input"), Port("peers", numbers=True)),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_of_ranks,
         attributes=(Attribute("rank", (int,), required=True),),
         elsewhere="writes the memory of other ranks, which kernels of rows do",

@@ -7,6 +7,7 @@ convolutions, and however that is set up.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
@@ -230,8 +231,10 @@ _GRADIENT = (
     "are in the compute data type, FLOAT unless set, in an order that is not specified, and "
 )
 
+_convolution = partial(Op, strides=layouts.channels_last, attributes=_WINDOW, recomputed=False)
+
 TABLE = (
-    Op(
+    _convolution(
         "conv_fprop",
         "Convolution of image [N, C, H, W] or [N, C, D, H, W] with weight [K, C / groups, taps along each spatial\n"
         "axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is\n"
@@ -244,15 +247,12 @@ TABLE = (
         inputs=(Port("image", declared=True), Port("weight", declared=True)),
         outputs=(Port("Y"),),
         infer=_fprop_shapes,
-        strides=layouts.channels_last,
         frozen=_frozen,
         reference=_fprop,
-        attributes=_WINDOW,
         vjp=_OF_FPROP,
         integers=True,
-        recomputed=False,
     ),
-    Op(
+    _convolution(
         "conv_dgrad",
         "Gradient of conv_fprop with respect to image, " + _GRADIENT + "DX is\n"
         "rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says\n"
@@ -260,14 +260,11 @@ TABLE = (
         inputs=(Port("loss", declared=True), Port("filter", declared=True)),
         outputs=(Port("DX"),),
         infer=_dgrad_shapes,
-        strides=layouts.channels_last,
         frozen=_with_dim,
         reference=_dgrad,
-        attributes=_WINDOW,
         vjp=_OF_DGRAD,
-        recomputed=False,
     ),
-    Op(
+    _convolution(
         "conv_wgrad",
         "Gradient of conv_fprop with respect to weight, " + _GRADIENT + "DW is\n"
         "rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and\n"
@@ -275,11 +272,8 @@ TABLE = (
         inputs=(Port("image", declared=True), Port("loss", declared=True)),
         outputs=(Port("DW"),),
         infer=_wgrad_shapes,
-        strides=layouts.channels_last,
         frozen=_with_dim,
         reference=_wgrad,
-        attributes=_WINDOW,
         vjp=_OF_WGRAD,
-        recomputed=False,
     ),
 )

@@ -43,7 +43,6 @@ TABLE = (
         "4x32 of seven rounds with key (seed, offset) and counter (column / 4, row mod 2^32, row / 2^32, 0). column\n"
         "is the number along the last axis, row that among all others.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
         expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), is_random=True),
         attributes=(Attribute("probability", (float, int), required=True),),

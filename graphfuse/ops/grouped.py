@@ -174,7 +174,6 @@ TABLE = (
             integers("token_ks", optional=True),
             Port("top_k_scores", optional=True, by_name=True),
         ),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_shapes,
         strides=layouts.row_major,
         reference=_grouped,

@@ -55,14 +55,13 @@ def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs)
 
 
 def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    x, made, mode = shapes["input"], wanted.get("output"), attributes["reshape_mode"]
+    x, mode = shapes["input"], attributes["reshape_mode"]
     if mode is not reshape_mode.LOGICAL:
         raise GraphValidationError(
             f"reshape_mode is {mode}; accepted: {reshape_mode.LOGICAL}, which is the same for tensors that lie in "
             "row-major order without gaps"
         )
-    if made is None:
-        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    made = said(wanted)
     if math.prod(made) != math.prod(x):
         raise GraphValidationError(
             f"output must have as many elements as input, {math.prod(x)}, got {list(made)} with {math.prod(made)} "
@@ -71,16 +70,21 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
     return {"output": made}
 
 
-def _with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+def said(wanted: Mapping[str, Shape]) -> Shape:
+    """The output's shape as the user set it; GraphValidationError without one."""
+    if "output" not in wanted:
+        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    return wanted["output"]
+
+
+def with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
     """Attributes with the shape that is made, which the output has."""
     dim, _ = outputs["output"]
     return {**attributes, "dim": tuple(dim)}
 
 
 def _expanded(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    x, made = shapes["input"], wanted.get("output")
-    if made is None:
-        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    x, made = shapes["input"], said(wanted)
     if len(x) != len(made) or any(e not in (1, m) for e, m in zip(x, made, strict=True)):
         raise GraphValidationError(
             f"output must have input's rank, and its extents where they are not 1, got {list(made)} of input {list(x)}"
@@ -135,7 +139,6 @@ TABLE = (
         "input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's\n"
         "strides are input's in that order, unless set: a view of the same layout.",
         inputs=(Port("input", moved=True),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_transposed,
         strides=_transposed_strides,
         reference=lambda t, x, a: {"output": x["input"].permute(a["permutation"])},
@@ -147,7 +150,6 @@ TABLE = (
         "The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's\n"
         "strides are input's times the steps, unless set: a view of the same layout.",
         inputs=(Port("input", moved=True),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_sliced,
         strides=_sliced_strides,
         frozen=_sliced_frozen,
@@ -161,10 +163,9 @@ TABLE = (
         "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).\n"
         "It is the same for tensors in row-major order without gaps.",
         inputs=(Port("input", moved=True),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_reshaped,
         strides=row_major,
-        frozen=_with_dim,
+        frozen=with_dim,
         reference=lambda t, x, a: {"output": x["input"].reshape(a["dim"])},
         attributes=(Attribute("reshape_mode", (reshape_mode,), reshape_mode.LOGICAL),),
         vjp={"input": _shaped_back},
@@ -174,10 +175,9 @@ TABLE = (
         "input broadcast: its elements, repeated along axes where it has extent 1 and the output more. The output\n"
         "must be given its dim.",
         inputs=(Port("input", moved=True),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_expanded,
         strides=row_major,
-        frozen=_with_dim,
+        frozen=with_dim,
         reference=lambda t, x, a: {"output": x["input"].expand(a["dim"])},
         vjp={"input": passed},
     ),

@@ -6,9 +6,7 @@ from functools import partial
 
 from graphfuse.base import reordering, rounding
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.enums import attention_implementation
 from graphfuse.base.errors import GraphValidationError
-from graphfuse.ops import layouts
 from graphfuse.ops.attention import (
     NOT_OFFERED,
     Narrowed,
@@ -21,24 +19,27 @@ from graphfuse.ops.attention import (
 )
 from graphfuse.ops.attention_options import (
     CHOICE,
-    DROPOUT,
     DROPPED,
-    DUMP,
     FLAG,
+    GIVEN,
+    HOW,
+    HOW_BACKWARD,
     LENGTH,
     MASKS,
     PADDED,
     PAGES,
     SINK,
-    TOTALS,
+    STATS,
+    TUPLES,
     absent,
     asked,
-    check_numbers,
+    backward,
+    forward,
     makes_stats,
     sequences,
 )
-from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, NoRule
+from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.ops.pullback import NoRule
 from graphfuse.ops.scores import PAGED, scored
 
 BLOCK = 32
@@ -229,14 +230,13 @@ def _renamed(*left_out: str) -> tuple[Attribute, ...]:
 
 
 _BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
-_BACKWARD_TUPLES = {"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"), ("dropout_mask", "dropout_scale", ""))}
 _BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
 _BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
 _PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
 _NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
 
 TABLE = (
-    Op(
+    forward(
         "sdpa_fp8",
         "sdpa of FP8_E4M3 or FP8_E5M2, with a scale for each tensor, a tensor of one element each: q, k and v are\n"
         "read times descale_q, descale_k and descale_v. P, what softmax and dropout leave, is rounded to q's type\n"
@@ -257,35 +257,28 @@ TABLE = (
         ),
         outputs=(
             sequences("O"),
-            sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            STATS,
             *(_amax(port) for port in ("Amax_S", "Amax_O")),
-            sequences("score_max", given=True, dtype=data_type.FLOAT),
-            sequences("score_sum_exp", given=True, dtype=data_type.FLOAT),
-            DUMP,
+            *GIVEN,
         ),
-        tuples={"dropout": (DROPOUT, ("dropout_mask", "dropout_scale"))},
+        tuples=TUPLES,
         infer=_shapes,
-        strides=layouts.row_major,
         absent=absent,
         frozen=_frozen,
         reference=_fp8,
-        check=check_numbers,
         attributes=(
             Attribute("is_inference", **CHOICE),
             Attribute("generate_stats", **CHOICE),
             *_renamed(),
             Attribute("paged_attention_max_seq_len_kv", **LENGTH),
             Attribute("stats_use_log2", **FLAG),
-            Attribute("unfuse_fma", **FLAG),
-            *TOTALS,
-            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+            *HOW,
         ),
         order="give what stands behind scale_o by name",
         not_offered={"fn": NOT_OFFERED["score_mod"], "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
-        recomputed=False,
     ),
-    Op(
+    backward(
         "sdpa_fp8_backward",
         "Gradients of sdpa_fp8's q, k and v from that of its O, with its options. q, k, v, o and dO, all FP8, are\n"
         "read times their descales. P is rounded to q's type as P * scale_s and read times descale_s; the gradient\n"
@@ -307,17 +300,13 @@ TABLE = (
             *(_amax(f"amax_{port}") for port in (*_GRADIENTS, "dP")),
             Port("dSink_token", given=True),
         ),
-        tuples=_BACKWARD_TUPLES,
         infer=_shapes_backward,
         frozen=_frozen_backward,
         reference=_fp8_backward,
-        check=check_numbers,
-        attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
+        attributes=(*_BACKWARD_MASKS, *HOW_BACKWARD),
         order="give what stands behind scale_dP by name",
-        vjp=NO_SECOND,
-        recomputed=False,
     ),
-    Op(
+    forward(
         "sdpa_mxfp8",
         "sdpa of MXFP8: q, k and v are FP8_E4M3 or FP8_E5M2, with a scale, FP8_E8M0, for each block of 32 elements,\n"
         "along columns in descale_q and descale_k, along rows in descale_v. These have the extents of what they are\n"
@@ -334,21 +323,17 @@ TABLE = (
         ),
         outputs=(
             sequences("O"),
-            sequences("Stats", optional=True, dtype=data_type.FLOAT),
+            STATS,
             _amax("Amax_O"),
         ),
         infer=_shapes_blocks,
-        strides=layouts.row_major,
         absent=lambda attributes, inputs: absent(_full(attributes), inputs),
         frozen=partial(_frozen_blocks, _frozen, _AXES),
         reference=_mxfp8,
-        check=check_numbers,
         attributes=(
             Attribute("generate_stats", **CHOICE),
             *_BLOCK_MASKS,
-            Attribute("unfuse_fma", **FLAG),
-            *TOTALS,
-            Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
+            *HOW,
         ),
         order="give what stands behind descale_v by name",
         not_offered={
@@ -358,9 +343,8 @@ TABLE = (
             **NOT_OFFERED,
         },
         vjp=_NO_VJP,
-        recomputed=False,
     ),
-    Op(
+    backward(
         "sdpa_mxfp8_backward",
         "Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. What is multiplied along\n"
         "columns has scales along columns: q, k, v and dO; what is multiplied along rows along rows: q_T, k_T and\n"
@@ -386,14 +370,10 @@ TABLE = (
             *(_amax(f"amax_{port}") for port in _GRADIENTS),
             Port("dSink_token", given=True),
         ),
-        tuples=_BACKWARD_TUPLES,
         infer=_shapes_blocks_backward,
         frozen=partial(_frozen_blocks, _frozen_backward, _AXES_BACKWARD),
         reference=_mxfp8_backward,
-        check=check_numbers,
-        attributes=(*_BACKWARD_MASKS, Attribute("use_deterministic_algorithm", **FLAG), *TOTALS),
+        attributes=(*_BACKWARD_MASKS, *HOW_BACKWARD),
         order="give what stands behind descale_dO_T by name",
-        vjp=NO_SECOND,
-        recomputed=False,
     ),
 )

@@ -129,8 +129,8 @@ OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
 AGAIN = {"Y": _again}
 TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}
 
-_EPSILON, _WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
-_MOMENTS = frozenset({"mean", "inv_variance"})
+EPSILON, WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
+MOMENTS = frozenset({"mean", "inv_variance"})
 PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
 
 FORWARD = (
@@ -144,8 +144,10 @@ GRADIENTS = (
     Port("DBias", label="DBIAS", over_rows=True),
 )
 
+_norm = functools.partial(Op, attributes=(PHASE,), again=AGAIN, training=TRAINING)
+
 TABLE = (
-    Op(
+    _norm(
         "rmsnorm",
         "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
@@ -157,15 +159,12 @@ TABLE = (
         inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
         outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
         infer=shapes.rmsnorm,
-        expansion=Expansion(_rmsnorm, _of_scale, _EPSILON, _WEIGHTS),
-        attributes=(PHASE,),
+        expansion=Expansion(_rmsnorm, _of_scale, EPSILON, WEIGHTS),
         absent=shapes.rmsnorm_absent,
         order=shapes.RMSNORM_ORDER,
         vjp=_OF_RMSNORM,
-        again=AGAIN,
-        training=TRAINING,
     ),
-    Op(
+    _norm(
         "layernorm",
         "Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale\n"
         "varies, those of rmsnorm without a scale; mean is that of input, inv_variance is\n"
@@ -175,13 +174,10 @@ TABLE = (
         inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
         outputs=FORWARD,
         infer=shapes.layernorm,
-        expansion=Expansion(layernorm, _of_scale, _EPSILON, _WEIGHTS),
-        attributes=(PHASE,),
+        expansion=Expansion(layernorm, _of_scale, EPSILON, WEIGHTS),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
         vjp=OF_LAYERNORM,
-        again=AGAIN,
-        training=TRAINING,
     ),
     Op(
         "rmsnorm_backward",
@@ -198,7 +194,7 @@ TABLE = (
             Port("DBias", optional=True, label="Dbias", over_rows=True),
         ),
         infer=shapes.rmsnorm_backward,
-        expansion=Expansion(_rmsnorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=frozenset({"inv_variance"})),
+        expansion=Expansion(_rmsnorm_backward, _of_scale, of_columns=WEIGHTS, of_rows=frozenset({"inv_variance"})),
         attributes=(Attribute("has_dbias", (bool,), required=True),),
         absent=shapes.rmsnorm_backward_absent,
         vjp=NO_SECOND,
@@ -217,11 +213,11 @@ TABLE = (
             Port("DBias", optional=True, label="DBIAS", over_rows=True),
         ),
         infer=shapes.layernorm_backward,
-        expansion=Expansion(layernorm_backward, _of_scale, of_columns=_WEIGHTS, of_rows=_MOMENTS),
+        expansion=Expansion(layernorm_backward, _of_scale, of_columns=WEIGHTS, of_rows=MOMENTS),
         absent=shapes.layernorm_backward_absent,
         vjp=NO_SECOND,
     ),
-    Op(
+    _norm(
         "adalayernorm",
         "Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):\n"
         "layernorm over the axes along which scale varies, but the first, along which samples are, so that scale\n"
@@ -230,13 +226,10 @@ TABLE = (
         inputs=(Port("input"), Port("scale"), Port("bias", optional=True), Port("epsilon")),
         outputs=FORWARD,
         infer=shapes.adalayernorm,
-        expansion=Expansion(layernorm, _of_samples, _EPSILON),
-        attributes=(PHASE,),
+        expansion=Expansion(layernorm, _of_samples, EPSILON),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
         vjp=gradients("adalayernorm_backward", "mean", "inv_variance"),
-        again=AGAIN,
-        training=TRAINING,
     ),
     Op(
         "adalayernorm_backward",
@@ -246,7 +239,7 @@ TABLE = (
         inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
         outputs=GRADIENTS,
         infer=shapes.adalayernorm_backward,
-        expansion=Expansion(layernorm_backward, _of_samples, of_rows=_MOMENTS),
+        expansion=Expansion(layernorm_backward, _of_samples, of_rows=MOMENTS),
         vjp=NO_SECOND,
     ),
 )

@@ -77,10 +77,10 @@ class Op:
     name: str
     doc: str
     inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
     # (shapes by input port, attributes, shapes that the user set by output port) -> shapes by output port. The message
     # of its GraphValidationError gets the node as prefix.
     infer: Callable[[Mapping[str, Shape], Attributes, Mapping[str, Shape]], Mapping[str, Shape]]
+    outputs: tuple[Port, ...] = (Port("output", label="OUT_0"),)
     # (t, inputs by port, frozen attributes) -> outputs by port, on float tensors broadcast as torch does. Of an op with
     # an expansion it is that, computed in torch.
     reference: Callable[..., Mapping[str, object]] | None = None

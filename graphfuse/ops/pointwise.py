@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Mapping
+from typing import Any
 
 from graphfuse.ops import pullback, references, shapes
 from graphfuse.ops.op import Attribute, Cost, Op, Port
@@ -17,31 +17,23 @@ def _pointwise(
     reference,
     *attributes: Attribute,
     cost: Cost = Cost.FUNCTION,
-    note: str = "",
-    commutative: bool = False,
-    integers: bool = False,
     chooses: str = "",
-    vjp: Mapping[str, Rule | NoRule] | NoRule = pullback.UNKNOWN,
     again: Rule | None = None,
-    aten: tuple[str, ...] = (),
+    **more: Any,
 ) -> Op:
+    """more: fields of the entry."""
     return Op(
         name=name,
         doc=doc,
         inputs=tuple(Port(p) for p in inputs.split()),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.broadcast,
         reference=lambda t, x, a: {"output": reference(t, *x.values(), *a.values())},
         attributes=attributes,
         cuda=cuda,
         cost=cost,
-        note=note,
-        commutative=commutative,
-        integers=integers,
         chooses=tuple(chooses.split()),
-        vjp=vjp,
         again={} if again is None else {"output": again},
-        aten=aten,
+        **more,
     )
 
 
@@ -95,6 +87,28 @@ def _beta(p: pullback.Pullback) -> float:
 
 def _number(name: str, default: float) -> Attribute:
     return Attribute(name, (float, int), default)
+
+
+def _function(name: str, doc: str, cuda: str, rule: Rule | NoRule, *, reference=None, **more: Any) -> Op:
+    """A function of one number, which torch and aten have by the same name. rule: of its gradient."""
+    return _pointwise(
+        name,
+        doc,
+        "input",
+        cuda,
+        reference or (lambda t, x: getattr(t, name)(x)),
+        vjp={"input": rule},
+        aten=(f"{name}.default self:input",),
+        **more,
+    )
+
+
+def _slope(of: str, doc: str, cuda: str, reference, *attributes: Attribute, note: str = "", again=NO_SECOND) -> Op:
+    """The gradient of a function of one number, from that of its result. again: the rule of its own gradient with
+    respect to the number."""
+    name = f"{of}_backward"
+    vjp = {"loss": by_op(name), "input": again}
+    return _pointwise(name, doc, "loss input", cuda, reference, *attributes, note=note, vjp=vjp)
 
 
 def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = False) -> Op:
@@ -283,132 +297,63 @@ TABLE = (
         },
         aten=("minimum.default self:input0 other:input1",),
     ),
-    _pointwise(
+    _function(
         "abs",
         "|input|.",
-        "input",
         "gf::abs({input})",
-        lambda t, x: x.abs(),
+        lambda p: p.graph.mul(p.grad, pullback.sign(p, p["input"])),
         integers=True,
         chooses="input",
-        vjp={"input": lambda p: p.graph.mul(p.grad, pullback.sign(p, p["input"]))},
-        aten=("abs.default self:input",),
     ),
-    _pointwise(
-        "neg",
-        "-input.",
-        "input",
-        "(-{input})",
-        lambda t, x: -x,
-        cost=Cost.ARITHMETIC,
-        integers=True,
-        chooses="input",
-        vjp={"input": negated},
-        aten=("neg.default self:input",),
-    ),
-    _pointwise(
+    _function("neg", "-input.", "(-{input})", negated, cost=Cost.ARITHMETIC, integers=True, chooses="input"),
+    _function(
         "reciprocal",
         "1 / input.",
-        "input",
         "(1.0f / {input})",
-        lambda t, x: x.reciprocal(),
-        vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.mul(p["output"], p["output"])))},
-        aten=("reciprocal.default self:input",),
+        lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.mul(p["output"], p["output"]))),
     ),
-    _pointwise(
+    _function(
         "sqrt",
         "Square root; NaN below 0.",
-        "input",
         "sqrtf({input})",
-        lambda t, x: x.sqrt(),
-        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.div(0.5, p["output"]))},
-        aten=("sqrt.default self:input",),
+        lambda p: p.graph.mul(p.grad, p.graph.div(0.5, p["output"])),
     ),
-    _pointwise(
+    _function(
         "rsqrt",
         "1 / sqrt(input).",
-        "input",
         "gf::rsqrt({input})",
-        lambda t, x: x.rsqrt(),
-        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.mul(_cubed(p, "output"), -0.5))},
-        aten=("rsqrt.default self:input",),
+        lambda p: p.graph.mul(p.grad, p.graph.mul(_cubed(p, "output"), -0.5)),
     ),
-    _pointwise(
-        "exp",
-        "e^input.",
-        "input",
-        "expf({input})",
-        lambda t, x: x.exp(),
-        vjp={"input": times("output")},
-        aten=("exp.default self:input",),
-    ),
-    _pointwise(
-        "log",
-        "Natural logarithm; NaN below 0.",
-        "input",
-        "logf({input})",
-        lambda t, x: x.log(),
-        vjp={"input": lambda p: p.graph.div(p.grad, p["input"])},
-        aten=("log.default self:input",),
-    ),
-    _pointwise(
-        "ceil",
-        "The next whole number from input on.",
-        "input",
-        "ceilf({input})",
-        lambda t, x: x.ceil(),
-        vjp=JUMPS,
-        aten=("ceil.default self:input",),
-    ),
-    _pointwise(
-        "floor",
-        "The last whole number up to input.",
-        "input",
-        "floorf({input})",
-        lambda t, x: x.floor(),
-        vjp=JUMPS,
-        aten=("floor.default self:input",),
-    ),
-    _pointwise(
+    _function("exp", "e^input.", "expf({input})", times("output")),
+    _function("log", "Natural logarithm; NaN below 0.", "logf({input})", lambda p: p.graph.div(p.grad, p["input"])),
+    _function("ceil", "The next whole number from input on.", "ceilf({input})", JUMPS),
+    _function("floor", "The last whole number up to input.", "floorf({input})", JUMPS),
+    _function(
         "sin",
         "Sine of an angle in radians; NaN of infinities.",
-        "input",
         "gf::sin({input})",
-        lambda t, x: x.sin(),
+        lambda p: p.graph.mul(p.grad, p.graph.cos(p["input"])),
         note="relative error below 3e-7",
-        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.cos(p["input"]))},
-        aten=("sin.default self:input",),
     ),
-    _pointwise(
+    _function(
         "cos",
         "Cosine of an angle in radians; NaN of infinities.",
-        "input",
         "gf::cos({input})",
-        lambda t, x: x.cos(),
+        lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.sin(p["input"]))),
         note="relative error below 3e-7",
-        vjp={"input": lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.sin(p["input"])))},
-        aten=("cos.default self:input",),
     ),
-    _pointwise(
+    _function(
         "tan",
         "Tangent of an angle in radians; NaN of infinities.",
-        "input",
         "gf::tan({input})",
-        lambda t, x: x.tan(),
+        lambda p: p.graph.mul(p.grad, p.graph.add(p.graph.mul(p["output"], p["output"]), 1.0)),
         note="relative error below 5e-7",
-        vjp={
-            "input": lambda p: p.graph.mul(p.grad, p.graph.add(p.graph.mul(p["output"], p["output"]), 1.0)),
-        },
-        aten=("tan.default self:input",),
     ),
-    _pointwise(
+    _function(
         "erf",
         "Error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to input.",
-        "input",
         "erff({input})",
-        lambda t, x: t.erf(x),
-        vjp={"input": lambda p: p.graph.mul(p.grad, _slope_of_erf(p))},
-        aten=("erf.default self:input",),
+        lambda p: p.graph.mul(p.grad, _slope_of_erf(p)),
     ),
     _pointwise(
         "identity",
@@ -436,25 +381,15 @@ TABLE = (
         vjp={"input": by_op("relu_backward")},
         aten=("relu.default self:input", "leaky_relu.default self:input negative_slope:negative_slope"),
     ),
-    _pointwise(
+    _function(
         "sigmoid",
         "1 / (1 + exp(-input)).",
-        "input",
         "gf::sigmoid({input})",
-        references.sigmoid,
+        by_output("sigmoid_backward", _slope_of_sigmoid),
+        reference=references.sigmoid,
         note=_SIGMOID_NOTE,
-        vjp={"input": by_output("sigmoid_backward", _slope_of_sigmoid)},
-        aten=("sigmoid.default self:input",),
     ),
-    _pointwise(
-        "tanh",
-        "Hyperbolic tangent.",
-        "input",
-        "tanhf({input})",
-        lambda t, x: t.tanh(x),
-        vjp={"input": by_op("tanh_backward")},
-        aten=("tanh.default self:input",),
-    ),
+    _function("tanh", "Hyperbolic tangent.", "tanhf({input})", by_op("tanh_backward")),
     _pointwise(
         "swish",
         "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",
@@ -508,89 +443,73 @@ TABLE = (
         vjp={"input": by_op("softplus_backward")},
         aten=("softplus.default self:input beta:softplus_beta",),
     ),
-    _pointwise(
-        "relu_backward",
+    _slope(
+        "relu",
         "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
         "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
-        "loss input",
         "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
         references.relu_backward,
         _number("negative_slope", 0.0),
         _number("lower_clip", 0.0),
         _number("upper_clip", float("inf")),
-        vjp={"loss": by_op("relu_backward"), "input": JUMPS},
+        again=JUMPS,
     ),
-    _pointwise(
-        "sigmoid_backward",
+    _slope(
+        "sigmoid",
         "loss * sigmoid(input) * sigmoid(-input).",
-        "loss input",
         "gf::sigmoid_backward({loss}, {input})",
         lambda t, loss, x: loss * references.sigmoid_slope(t, x),
         note=_SIGMOID_NOTE,
-        vjp={"loss": by_op("sigmoid_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "tanh_backward",
+    _slope(
+        "tanh",
         "loss * (1 - tanh(input)^2).",
-        "loss input",
         # 1 - tanh^2, which cancels, is 4 sigmoid(2x) sigmoid(-2x).
         "(4.0f * gf::sigmoid_backward({loss}, 2.0f * {input}))",
         lambda t, loss, x: loss * (4 * references.sigmoid_slope(t, 2 * x)),
         note=_SIGMOID_NOTE,
-        vjp={"loss": by_op("tanh_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "swish_backward",
+    _slope(
+        "swish",
         "loss * s * (1 + swish_beta * input * (1 - s)) with s = sigmoid(swish_beta * input).",
-        "loss input",
         "gf::swish_backward({loss}, {swish_beta} * {input}, gf::sigmoids({swish_beta} * {input}))",
         lambda t, loss, x, beta: loss * references.swish_slope(t, beta * x),
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
-        vjp={"loss": by_op("swish_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "elu_backward",
+    _slope(
+        "elu",
         "Gradient of elu, from that of its result: loss where input is above 0, else loss * elu_alpha * exp(input).",
-        "loss input",
         "gf::elu_backward({loss}, {input}, {elu_alpha})",
         lambda t, loss, x, alpha: t.where(x > 0, loss, loss * (alpha * t.exp(x))),
         _number("elu_alpha", 1.0),
-        vjp={"loss": by_op("elu_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "softplus_backward",
+    _slope(
+        "softplus",
         "loss * sigmoid(softplus_beta * input).",
-        "loss input",
         "({loss} * gf::sigmoid({softplus_beta} * {input}))",
         lambda t, loss, x, beta: loss * references.sigmoid(t, beta * x),
         _number("softplus_beta", 1.0),
         note=_SIGMOID_NOTE,
-        vjp={"loss": by_op("softplus_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "gelu_backward",
+    _slope(
+        "gelu",
         "loss * (Phi(input) + input * phi(input)) with the normal distribution function and its density.",
-        "loss input",
         "gf::gelu_backward({loss}, {input})",
         lambda t, loss, x: loss * references.gelu_slope(t, x),
-        vjp={"loss": by_op("gelu_backward"), "input": NO_SECOND},
     ),
-    _pointwise(
-        "gelu_approx_tanh_backward",
+    _slope(
+        "gelu_approx_tanh",
         "loss times the derivative of gelu_approx_tanh at input.",
-        "loss input",
         f"gf::gelu_approx_tanh_backward({{loss}}, {{input}}, gf::sigmoids({_GELU_TANH_FORM}))",
         lambda t, loss, x: loss * references.gelu_approx_tanh_slope(t, x),
         note=_SIGMOID_NOTE,
-        vjp={"loss": by_op("gelu_approx_tanh_backward"), "input": NO_SECOND},
     ),
     Op(
         "gen_index",
         "The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all\n"
         "up to 2^24. Of input only the shape counts. A negative axis counts from the last.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.indexed,
         frozen=shapes.axis_frozen,
         reference=references.gen_index,

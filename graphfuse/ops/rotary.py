@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
+from graphfuse.ops.moves import said, with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback, Rule
 
@@ -20,6 +21,15 @@ def _gathered(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
     return {"output": (index[0], *(max(e, i) if 0 not in (e, i) else 0 for e, i in zip(x[1:], index[1:], strict=True)))}
 
 
+def _places(t, shape, device) -> list[object]:
+    """Numbers of elements along each axis but the first, which broadcast with a tensor of the shape."""
+    return [
+        t.arange(extent, device=device).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        for axis, extent in enumerate(shape)
+        if axis
+    ]
+
+
 def _gather_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
     count = values.shape[0]
@@ -28,18 +38,12 @@ def _gather_rows(t, x, a) -> dict[str, object]:
     if not count:
         return {"output": t.full(t.broadcast_shapes(index.shape, (1, *values.shape[1:])), absent).to(values)}
     # All axes but the first of what is gathered, or of the numbers, have extent 1 wherever the other has more.
-    rows = [
-        t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(index.dim())])
-        for axis, e in enumerate(values.shape)
-    ][1:]
-    found = values[(t.where(inside, index, 0), *rows)]
+    found = values[(t.where(inside, index, 0), *_places(t, values.shape, values.device))]
     return {"output": t.where(inside, found, absent)}
 
 
 def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    x, index, made = shapes["input"], shapes["index"], wanted.get("output")
-    if made is None:
-        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    x, index, made = shapes["input"], shapes["index"], said(wanted)
     if len({len(x), len(index), len(made)}) > 1 or len(x) < 2:
         raise GraphValidationError(
             f"input, index and output must have one rank, of 2 or more, got {list(x)}, {list(index)} and {list(made)}"
@@ -60,22 +64,14 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
     found = x["output"].clone()  # what is in memory
     numbers = index.expand(*values.shape[:-1], 1)[..., 0]
-    rows = [
-        t.arange(found.shape[axis], device=values.device).reshape(
-            [-1 if k == axis else 1 for k in range(numbers.dim())]
-        )
-        for axis in range(1, numbers.dim())
-    ]
     inside = (numbers >= 0) & (numbers < found.shape[0])
-    places = t.broadcast_tensors(numbers, *rows)
+    places = t.broadcast_tensors(numbers, *_places(t, found.shape[:-1], values.device))
     found[tuple(place[inside] for place in places)] = values[inside]
     return {"output": found}
 
 
 def _added(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    made = wanted.get("output")
-    if made is None:
-        raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
+    made = said(wanted)
     gathered = _gathered({"input": made, "index": shapes["index"]}, attributes, {})["output"]
     if shapes["input"] != gathered:
         raise GraphValidationError(
@@ -89,11 +85,7 @@ def _add_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
     found = values.new_zeros(a["dim"])
     inside = ((index >= 0) & (index < found.shape[0])).expand(values.shape)
-    others = [
-        t.arange(e, device=values.device).reshape([-1 if k == axis else 1 for k in range(values.dim())])
-        for axis, e in enumerate(found.shape)
-    ][1:]
-    places = t.broadcast_tensors(values, index, *others)[1:]
+    places = t.broadcast_tensors(values, index, *_places(t, found.shape, values.device))[1:]
     return {"output": found.index_put_(tuple(place[inside] for place in places), values[inside], accumulate=True)}
 
 
@@ -149,13 +141,6 @@ def _of_heads(port: str, made: str) -> Callable[[Mapping[str, Shape], Attributes
     return infer
 
 
-def _whole_heads(port: str) -> Callable[..., Attributes]:
-    def frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs: object) -> Attributes:
-        return {**attributes, "rope_dim": attributes["rope_dim"] or inputs[port][-1]}
-
-    return frozen
-
-
 def _rotate_heads(port: str, made: str, inverse: bool) -> Callable[..., dict[str, object]]:
     def reference(t, x, a) -> dict[str, object]:
         values, columns = x[port], a["rope_dim"]
@@ -166,11 +151,6 @@ def _rotate_heads(port: str, made: str, inverse: bool) -> Callable[..., dict[str
         return {made: t.cat((rest, turned), dim=-1) * a["output_scale"]}
 
     return reference
-
-
-def _by_freqs(name: str, made: str) -> Rule:
-    """The gradient of a rotation is the other of the two."""
-    return lambda p: getattr(p.graph, name)(p.whole(made), p["freqs"], **p.attributes)
 
 
 def _turned(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -237,7 +217,28 @@ def _part(first: bool) -> Rule:
 
 _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
 
-_ROPE = (Attribute("output_scale", (float, int), 1.0), Attribute("rope_dim", (int,), 0))
+
+def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool = False) -> Op:
+    """cuDNN's rotation of the port `given`. other: the op that rotates back, which draws the gradient."""
+
+    def frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs: object) -> Attributes:
+        return {**attributes, "rope_dim": attributes["rope_dim"] or inputs[given][-1]}
+
+    def back(p: Pullback) -> object:
+        return getattr(p.graph, other)(p.whole(made.name), p["freqs"], **p.attributes)
+
+    return Op(
+        name,
+        doc,
+        inputs=(Port(given), Port("freqs")),
+        outputs=(made,),
+        infer=_of_heads(given, made.name),
+        frozen=frozen,
+        reference=_rotate_heads(given, made.name, inverse),
+        attributes=(Attribute("output_scale", (float, int), 1.0), Attribute("rope_dim", (int,), 0)),
+        vjp={given: back, "freqs": _ANGLES},
+    )
+
 
 TABLE = (
     Op(
@@ -247,7 +248,6 @@ TABLE = (
         "it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;\n"
         "nothing is read there.",
         inputs=(Port("input", moved=True), Port("index", numbers=True)),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_gathered,
         reference=_gather_rows,
         vjp={"input": _gathered_back, "index": NUMBERS},
@@ -272,9 +272,8 @@ TABLE = (
         "number that output does not have counts for nothing. index is as that of gather_rows; output must be given\n"
         "its dim. The order of the sum is that of i.",
         inputs=(Port("input"), Port("index", numbers=True)),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_added,
-        frozen=lambda attributes, inputs, outputs: {**attributes, "dim": tuple(outputs["output"][0])},
+        frozen=with_dim,
         reference=_add_rows,
         vjp={"input": _scattered_back, "index": NUMBERS},
     ),
@@ -286,37 +285,29 @@ TABLE = (
         "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all\n"
         "axes but the last. rope takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_rotated,
         reference=_rotate_pairs,
         attributes=(Attribute("interleaved", (bool,), False), Attribute("inverse", (bool,), False)),
         vjp={"input": _rotated_back, "cos": _ANGLES, "sin": _ANGLES},
     ),
-    Op(
+    _rope(
         "rope",
         "Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns\n"
         "are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of\n"
         "angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first\n"
         "half of the columns counts and the other may be missing. rope_dim 0: all columns.",
-        inputs=(Port("input"), Port("freqs")),
-        outputs=(Port("output", label="OUTPUT"),),
-        infer=_of_heads("input", "output"),
-        frozen=_whole_heads("input"),
-        reference=_rotate_heads("input", "output", inverse=False),
-        attributes=_ROPE,
-        vjp={"input": _by_freqs("rope_backward", "output"), "freqs": _ANGLES},
+        "input",
+        Port("output", label="OUTPUT"),
+        other="rope_backward",
     ),
-    Op(
+    _rope(
         "rope_backward",
         "Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and\n"
         "multiplied by output_scale. Angles have no gradient. Returns DX.",
-        inputs=(Port("dY"), Port("freqs")),
-        outputs=(Port("DX"),),
-        infer=_of_heads("dY", "DX"),
-        frozen=_whole_heads("dY"),
-        reference=_rotate_heads("dY", "DX", inverse=True),
-        attributes=_ROPE,
-        vjp={"dY": _by_freqs("rope", "DX"), "freqs": _ANGLES},
+        "dY",
+        Port("DX"),
+        other="rope",
+        inverse=True,
     ),
     Op(
         "turn_pairs",
@@ -324,7 +315,6 @@ TABLE = (
         "rotate_pairs, of all columns. So input * cos + turn_pairs(input) * sin is a rotation whose cosines and sines\n"
         "have a column for each of input's.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_turned,
         reference=_turn_pairs,
         attributes=(Attribute("interleaved", (bool,), False),),
@@ -334,7 +324,6 @@ TABLE = (
         "join",
         "The elements of a, then those of b along axis. A negative axis counts from the last.",
         inputs=(Port("a", moved=True), Port("b", moved=True)),
-        outputs=(Port("output", label="OUT_0"),),
         infer=_joined,
         frozen=lambda attributes, inputs, outputs: {**attributes, "axis": attributes["axis"] % len(inputs["a"])},
         reference=lambda t, x, a: {"output": t.cat((x["a"], x["b"]), dim=a["axis"])},

@@ -1,6 +1,7 @@
 """Shape rules: the shapes of an op's outputs, which outputs are absent, and the types that they are stored as."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import norm_forward_phase
@@ -49,23 +50,21 @@ def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
                 f"scale must have the rank of input {list(x)}, or a lower one for input's last axes, with each extent "
                 f"1 or input's, got {list(scale)}"
             )
-    return _with_elements(x, rmsnorm_axes(x, scale))
+    return with_elements(x, rmsnorm_axes(x, scale))
 
 
-def _with_elements(x: Shape, axes: tuple[int, ...]) -> tuple[int, ...]:
+def with_elements(x: Shape, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """`axes`, along which there is something to normalize."""
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     return axes
 
 
 RMSNORM_ORDER = "by position: input, scale, epsilon, bias, norm_forward_phase (cuDNN's order differs: give keywords)"
+LAYERNORM_ORDER = "by position: input, scale, bias, epsilon, norm_forward_phase (cuDNN's order differs: give keywords)"
 
 
-def rmsnorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    return _norm(shapes, attributes, RMSNORM_ORDER)
-
-
-def _norm(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> dict[str, Shape]:
+def _norm(shapes: Mapping[str, Shape], attributes: Attributes, _, order: str) -> dict[str, Shape]:
     x, scale = shapes["input"], shapes.get("scale")
     axes = _normalized_axes(x, scale)
     row = tuple(e if axis in axes else 1 for axis, e in enumerate(x))
@@ -75,28 +74,26 @@ def _norm(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> di
             f"bias must have {whose} {list(row)}, leading extents of 1 aside, got {list(shapes['bias'])}"
         )
     _check_forward(shapes, attributes, order)
-    out = {"Y": x}
-    if attributes["norm_forward_phase"] is norm_forward_phase.TRAINING:
-        out["inv_variance"] = _one_per_row(x, axes)
-    return out
+    return {"Y": x} | dict.fromkeys(("mean", "inv_variance"), one_per_row(x, axes))
 
 
 def _check_forward(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> None:
     if any(e != 1 for e in shapes["epsilon"]):
         raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {order}")
+    check_phase(attributes)
+
+
+def check_phase(attributes: Attributes) -> None:
     if attributes["norm_forward_phase"] is norm_forward_phase.NOT_SET:
         raise GraphValidationError("norm_forward_phase is NOT_SET; accepted: INFERENCE, TRAINING")
 
 
-LAYERNORM_ORDER = "by position: input, scale, bias, epsilon, norm_forward_phase (cuDNN's order differs: give keywords)"
+rmsnorm = partial(_norm, order=RMSNORM_ORDER)
+layernorm = partial(_norm, order=LAYERNORM_ORDER)
 
 
-def layernorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    out = _norm(shapes, attributes, LAYERNORM_ORDER)
-    return out | ({"mean": out["inv_variance"]} if "inv_variance" in out else {})
-
-
-def _one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
+def one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
+    """Extents of statistics of `x` over some axes."""
     return tuple(1 if axis in axes else e for axis, e in enumerate(x))
 
 
@@ -124,10 +121,10 @@ def _gradients(shapes: Mapping[str, Shape], axes: tuple[int, ...], *statistics: 
     if shapes["grad"] != x:
         raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
     for port in statistics:
-        if shapes[port] != _one_per_row(x, axes):
+        if shapes[port] != one_per_row(x, axes):
             raise GraphValidationError(
                 f"{port} must have input's extents and 1 along the normalized axes {list(axes)}, "
-                f"{list(_one_per_row(x, axes))}, got {list(shapes[port])}"
+                f"{list(one_per_row(x, axes))}, got {list(shapes[port])}"
             )
     return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
 
@@ -153,9 +150,7 @@ def adalayernorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict
     if "bias" in shapes and shapes["bias"] != scale:
         raise GraphValidationError(f"bias must have scale's shape {list(scale)}, got {list(shapes['bias'])}")
     _check_forward(shapes, attributes, LAYERNORM_ORDER)
-    if attributes["norm_forward_phase"] is not norm_forward_phase.TRAINING:
-        return {"Y": x}
-    return {"Y": x, "mean": _one_per_row(x, axes), "inv_variance": _one_per_row(x, axes)}
+    return {"Y": x} | dict.fromkeys(("mean", "inv_variance"), one_per_row(x, axes))
 
 
 def adalayernorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -170,25 +165,25 @@ def _axes_of_a_sample(x: Shape, scale: Shape) -> tuple[int, ...]:
             f"scale must have the rank of input {list(x)}, 2 or more, and its first extent, that of samples, with each "
             f"other extent 1 or input's, got {list(scale)}"
         )
-    return _with_elements(x, adalayernorm_axes(x, scale))
+    return with_elements(x, adalayernorm_axes(x, scale))
 
 
 def softmax(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x = shapes["input"]
-    _with_elements(x, (_row_axis(x, attributes),))
+    with_elements(x, (_row_axis(x, attributes),))
     return {"output": x}
 
 
 def logsumexp(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     x = shapes["input"]
-    return {"output": _one_per_row(x, _with_elements(x, (_row_axis(x, attributes),)))}
+    return {"output": one_per_row(x, with_elements(x, (_row_axis(x, attributes),)))}
 
 
 def softmax_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     y = shapes["output"]
     if shapes["grad"] != y:
         raise GraphValidationError(f"grad must have output's shape {list(y)}, got {list(shapes['grad'])}")
-    _with_elements(y, (_row_axis(y, attributes),))
+    with_elements(y, (_row_axis(y, attributes),))
     return {"DX": y}
 
 

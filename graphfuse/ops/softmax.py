@@ -1,6 +1,7 @@
 """Softmax and its like, and their gradients."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import shapes
@@ -55,32 +56,28 @@ def _of_logsumexp(p: Pullback) -> object:
 
 _AXIS = Attribute("axis", (int,), -1)
 
+_along_axis = partial(Op, frozen=shapes.axis_frozen, attributes=(_AXIS,))
+
 TABLE = (
-    Op(
+    _along_axis(
         "softmax",
         "e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing\n"
         "overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.softmax,
-        frozen=shapes.axis_frozen,
         expansion=Expansion(_softmax, _of_axis),
-        attributes=(_AXIS,),
         vjp={"input": lambda p: p.graph.softmax_backward(p.whole("output"), p["output"], **p.attributes)},
     ),
-    Op(
+    _along_axis(
         "log_softmax",
         "The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.\n"
         "-infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
-        outputs=(Port("output", label="OUT_0"),),
         infer=shapes.softmax,
-        frozen=shapes.axis_frozen,
         expansion=Expansion(_log_softmax, _of_axis),
-        attributes=(_AXIS,),
         vjp={"input": lambda p: p.graph.log_softmax_backward(p.whole("output"), p["output"], **p.attributes)},
     ),
-    Op(
+    _along_axis(
         "logsumexp",
         "log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest\n"
         "along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.\n"
@@ -88,36 +85,30 @@ TABLE = (
         inputs=(Port("input"),),
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=shapes.logsumexp,
-        frozen=shapes.axis_frozen,
         expansion=Expansion(_logsumexp, _of_axis),
-        attributes=(_AXIS,),
         vjp={"input": _of_logsumexp},
     ),
-    Op(
+    _along_axis(
         "softmax_backward",
         "Gradient of softmax, from grad, that of its output, and output: (grad - sum(grad * output)) * output, the\n"
         "sum along axis. Returns DX.",
         inputs=(Port("grad"), Port("output")),
         outputs=(Port("DX"),),
         infer=shapes.softmax_backward,
-        frozen=shapes.axis_frozen,
         expansion=Expansion(_softmax_backward, _of_axis),
-        attributes=(_AXIS,),
         vjp={
             "grad": lambda p: p.graph.softmax_backward(p.whole("DX"), p["output"], **p.attributes),
             "output": NO_SECOND,
         },
     ),
-    Op(
+    _along_axis(
         "log_softmax_backward",
         "Gradient of log_softmax, from grad, that of its output, and output: grad - e^output * sum(grad), the sum\n"
         "along axis. Returns DX.",
         inputs=(Port("grad"), Port("output")),
         outputs=(Port("DX"),),
         infer=shapes.softmax_backward,
-        frozen=shapes.axis_frozen,
         expansion=Expansion(_log_softmax_backward, _of_axis),
-        attributes=(_AXIS,),
         vjp=NO_SECOND,
     ),
 )

@@ -76,30 +76,22 @@ class EachPair(EachColumn):
 
 @dataclass(frozen=True)
 class EachPart(EachColumn):
-    """A tensor that is written has an element for each part of a row, of so many columns."""
+    """A tensor that is written has an element for each part of a row."""
 
-    columns: int
-
-    @property
-    def part(self) -> int:
-        return self.columns
+    part: int
 
 
 @dataclass(frozen=True)
 class EachColumnOfPart(EachColumn):
     """A tensor that is read has an element for each column of a part of a row, the same for all parts."""
 
-    columns: int
-
-    @property
-    def period(self) -> int:
-        return self.columns
+    period: int
 
     def offset(self, piece: int, nbytes: int) -> str:
         return "0"
 
     def place(self, piece: int) -> str:
-        return f"gf::u32(row.thread + at) % {self.columns // piece}u"
+        return f"gf::u32(row.thread + at) % {self.period // piece}u"
 
 
 COLUMNS = EachColumn()

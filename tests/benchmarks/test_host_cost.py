@@ -287,7 +287,7 @@ def test_a_run_on_the_cpu_says_what_came_out(capsys, monkeypatch):
     content = host_cost.run(arguments, "cpu", nothing)
     assert json.loads(json.dumps(content)) == content and content["problem"]["sets"] == [1, 3]
     assert {*content["calls"][0]["sets"]} == {"1", "3"}
-    host_cost.report(content)
+    host_cost.STUDY.report(content)
     out = capsys.readouterr().out
     assert "address sets: measured in" in out and "functional.rmsnorm, out=" in out and "not measured" in out
     assert tables.markdown(host_record.addresses(HostCost(content))).count("\n") == len(content["calls"]) + 1

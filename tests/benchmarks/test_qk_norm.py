@@ -26,7 +26,7 @@ def test_our_kernels_normalize_heads_in_place(joint):
     handle = create_handle("emulator")
     graph, packs = QK.graph(handle), [s.pack() for s in sets]
     if joint:
-        graph, packs = QK.joint_graph(handle), [s.joint_pack() for s in sets]
+        graph, packs = QK.joint_graph(handle), [QK.joint_pack(s) for s in sets]
     work = graphfuse.work(graph, packs)
     assert work.note.count("rows[") == (1 if joint else 2) and work.knobs_from
     assert session.checked(QK, sets[0], work, tight=True) is None
@@ -37,7 +37,7 @@ def test_our_kernels_normalize_heads_in_place(joint):
 
 def test_a_wrong_head_is_seen():
     (operands,) = sets = QK.sets(1, "cpu")
-    assert "wrong result" in session.checked(QK, operands, Work([lambda: None]), False)
+    assert "wrong q_out" in session.checked(QK, operands, Work([lambda: None]), False)
     right = torch_eager.qk_norm(operands.q, operands.k, operands.q_weight, operands.k_weight, operands.eps)
 
     def write(s, q, k) -> None:
@@ -45,6 +45,6 @@ def test_a_wrong_head_is_seen():
 
     assert session.checked(QK, operands, Work([lambda: write(sets[0], *right)]), False) is None
     operands.x[2, -1] += 1
-    assert "wrong V: 1 of 1280" in QK.wrong(operands, False)
+    assert "wrong v: 1 of 1280" in QK.wrong(operands, False)
     swapped = Work([lambda: write(sets[0], right[0], -right[1])])
-    assert "wrong result" in session.checked(QK, operands, swapped, False)
+    assert "wrong k_out" in session.checked(QK, operands, swapped, False)

@@ -22,7 +22,7 @@ def test_the_seeds_sizes():
 def test_bytes_are_those_of_the_tensors(output, each):
     case = RmsNormSiluCase(48, 160, output)
     (operands,) = case.sets(1, "cpu")
-    tensors = [t for t in (operands.x, operands.weight, operands.out, operands.scales) if t is not None]
+    tensors = [t for t in (operands.x, operands.weight, operands.out, operands.block_scale) if t is not None]
     assert case.moved == sum(t.numel() * t.itemsize for t in tensors) == 48 * 160 * each + 320
 
 
@@ -42,7 +42,7 @@ def test_a_wrong_result_is_seen(case, tight):
     (operands,) = sets = case.sets(1, "cpu")
     work = graphfuse.PEER.make(case, sets)
     nothing = Work([lambda: None])
-    assert "wrong result: 2112 of 2112" in session.checked(case, operands, nothing, tight)
+    assert "wrong out: 2112 of 2112" in session.checked(case, operands, nothing, tight)
     work.calls[0]()
     assert case.wrong(operands, tight) is None
     item = operands.out.view(torch.uint8)
