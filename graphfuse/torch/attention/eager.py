@@ -24,12 +24,12 @@ from graphfuse.torch.fusion import surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.set_forward import RUN_ON
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-_RUN_ON = frozenset({"cuda", "cpu"})
 _SCALE = 0.37
 _DECIDED = ("attention_mask is not None", "attention_mask is None")
 _OTHERWISE = Refused("attention: what its function computes depends on more than it is given")
@@ -188,7 +188,7 @@ def _are_taken(q: object, k: object, v: object, vector: object, mask: object) ->
     if mask is not None and mask.shape[-1] not in (1, k.shape[2]):  # of a longer cache: the file's function cuts it
         return False
     device = q.device.type
-    if device not in _RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
+    if device not in RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
         return False
     if any(hasattr(type(t), "__tensor_flatten__") for t in full):  # DTensors, and others that are more than a tensor
         return False

@@ -93,7 +93,7 @@ FORWARDS: dict[str, Callable[..., PendingSum]] = {
 def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) -> PendingSum:
     """A module within another: its forward here, or the module itself where that would compute something else."""
     role = known.role(module)
-    if role in FORWARDS and not fault.of_call(module, role, x.tensor):
+    if role in FORWARDS and fault.is_fit(module, role, x.tensor):
         return FORWARDS[role](module, x, cache, **more)
     frames = {"feat_cache": cache.kept, "feat_idx": cache.position} if cache else {}
     return PendingSum(channels_last(module(x.complete(), **frames, **more)))

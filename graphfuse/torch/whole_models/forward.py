@@ -9,15 +9,12 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.report import Refused
-from graphfuse.torch.fusion.set_forward import runs_its_class
+from graphfuse.torch.fusion.set_forward import is_plain
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed
-
-_called_plainly = torch_private.called_plainly()
 
 
 def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
@@ -52,9 +49,9 @@ def _is_called_norm(cls: type) -> bool:
 
 def forward_of(of: FusedCalls, cls: type) -> FunctionType:
     """Function in the place of a class's forward, of which these are the calls."""
-    own, result = cls.forward, of.result
+    result = of.result
     names = [*of.calls.calls[0].named]
-    count, signature = len(names), [*inspect.signature(own).parameters][1:]
+    count, signature = len(names), [*inspect.signature(cls.forward).parameters][1:]
     in_order = next((n for n, name in enumerate(names) if signature[n] != name), count)
 
     def forward(self, *given, **named):
@@ -67,7 +64,6 @@ def forward_of(of: FusedCalls, cls: type) -> FunctionType:
                 return y
         return type(self).forward(self, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
 
 
@@ -78,15 +74,11 @@ def together(of: FusedCalls) -> Callable[..., object]:
 
     def call_together(*given):
         modules, full = given[:count], given[count:]
-        if any(type(t) is DeferredSum for t in full):  # which its norm adds up
-            return calls.run(full, lambda number, args, named: modules[number](*args, **named))
-        for module in modules:
-            if not (_called_plainly(module) and runs_its_class(module)):
-                break
-        else:
+        # A sum that is not yet added up is its norm's.
+        if not any(type(t) is DeferredSum for t in full) and all(map(is_plain, modules)):
             made = result(*given)
             if made is not None:
                 return made if isinstance(made, list) else [made]
-        return calls.run(full, lambda number, args, named: modules[number](*args, **named))
+        return calls.of_modules(modules, full)
 
     return call_together

@@ -19,8 +19,9 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import is_op, told, value
-from graphfuse.torch.fusion.reads import watched
+from graphfuse.torch.fusion.reads import hold, watched
 from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.set_forward import RUN_ON
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose, over_ranks
@@ -32,7 +33,6 @@ from graphfuse.torch.regions.program import Program
 Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_RUN_ON = frozenset({"cuda", "cpu"})
 _PACKED = frozenset({"softmax", "log_softmax"})
 """Ops of which torch lays out the results row after row, wherever what they read lies."""
 _observed = torch_private.observed()
@@ -77,10 +77,7 @@ class Way:
 
     def holds_for(self, modules: Sequence[torch.nn.Module]) -> bool:
         """True if a trace of these modules would be the same."""
-        try:
-            return bool(self.watches) and all(map(lambda watch, module: watch(module), self.watches, modules))
-        except AttributeError:  # of another way through a forward
-            return False
+        return bool(self.watches) and hold(self.watches, modules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +157,7 @@ class FusedCalls:
         names = {
             "is_grad_enabled": torch.is_grad_enabled,
             "Tensor": torch.Tensor,
-            "run_on": _RUN_ON,
+            "run_on": RUN_ON,
             "extents": self.of.extents,
             "ways": self.ways,
             "made_way": self.way,

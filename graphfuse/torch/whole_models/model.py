@@ -43,7 +43,14 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     _check(model)
     _remove(model)
     norms: dict[str, FusedCalls] = {}
-    entries, later, made = [], _LaterNorms(), dict[torch.nn.Module, Entry]()
+    entries, made, seen = [], dict[torch.nn.Module, Entry](), WeakSet[torch.nn.Module]()
+
+    def later(norm: torch.nn.Module) -> None:
+        """Looks at a norm within what has another forward, before a call that runs the module's own."""
+        if norm not in seen:
+            seen.add(norm)
+            _norm("", norm, {})
+
     for name, module in model.named_modules():
         if (entry := autoencoders.replaced(name, module, later)) is not None:
             made[module] = entry
@@ -106,24 +113,12 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in found)
 
 
-class _LaterNorms:
-    """Norms within what has another forward: they are looked at before a call that runs the module's own."""
-
-    def __init__(self) -> None:
-        self._seen = WeakSet[torch.nn.Module]()
-
-    def __call__(self, norm: torch.nn.Module) -> None:
-        if norm not in self._seen:
-            self._seen.add(norm)
-            _norm("", norm, {})
-
-
 def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Entry | None:
     found, cls = forward.recognized(module), type(module)
     if found is None:
         return None
     if isinstance(found, FusedCalls) and not set_forward.is_free(module):
-        found = Refused("its forward is set on the module already, by something else")
+        found = Refused(set_forward.TAKEN)
     if isinstance(found, Refused):
         return Entry(name, cls.__name__, why=found.reason)
     norms[name] = found
@@ -134,7 +129,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        yield Entry(name, kind, why=set_forward.TAKEN)
         return
     try:
         found = layer.fused_layer(module, norms)

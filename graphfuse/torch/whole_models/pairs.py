@@ -55,7 +55,7 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
     if not pairs:
         return
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        yield Entry(name, kind, why=set_forward.TAKEN)
         return
     set_forward.set_on(module, function)
     for pair, said in operations.items():
