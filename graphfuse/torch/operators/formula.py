@@ -9,7 +9,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -39,17 +38,11 @@ class Operator:
     gradients: Callable[..., object]
 
 
-class ByColumns(Protocol):
-    """Graphs of an operator that run where columns are split over ranks."""
-
-    forward: Columns
-    backward: Columns
-
-
-def differentiable(name: str, of: Computation, by_columns: ByColumns | None = None) -> Operator:
+def differentiable(
+    name: str, of: Computation, forward: Columns | None = None, backward: Columns | None = None
+) -> Operator:
     """The operator of (*of.tensors, *of.numbers, *of.options) -> of.results, and torch's operators
-    ``graphfuse::NAME...``."""
-    forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
+    ``graphfuse::NAME...``. forward, backward: how it runs where columns are split over ranks."""
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
     inference = defined(declared(name, of.inference, given, of.options, forward), seen=True)
     training = defined(declared(f"{name}_training", of.training, given, of.options, forward))
