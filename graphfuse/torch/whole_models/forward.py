@@ -9,7 +9,6 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.report import Refused
 from graphfuse.torch.fusion.set_forward import is_plain
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
@@ -17,24 +16,24 @@ from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed
 
 
-def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
-    """Calls of a module's forward. None of one that does not look as if a kernel could take its place: it has children,
-    or no kernel does and its class is not called a norm."""
+def recognized(module: torch.nn.Module) -> FusedCalls | str | None:
+    """Calls of a module's forward, or why no kernel takes its place. None of one that does not look as if one could: it
+    has children, or no kernel does and its class is not called a norm."""
     if isinstance(module, RMSNorm | LayerNorm):
-        return Refused("it is graphfuse's")
+        return "it is graphfuse's"
     if next(module.children(), None) is not None or isinstance(module, torch.nn.GroupNorm):
         return None
     found = _fused(module)
     return found if isinstance(found, FusedCalls) or _is_called_norm(type(module)) else None
 
 
-def _fused(module: torch.nn.Module) -> FusedCalls | Refused:
+def _fused(module: torch.nn.Module) -> FusedCalls | str:
     try:
         names = required(module)
     except (TypeError, ValueError):  # of a forward without a signature
         names = []
     if not names:
-        return Refused("its forward is given nothing")
+        return "its forward is given nothing"
     given = {name: CallOperand(n) for n, name in enumerate(names)}
     return fused(
         CallSequence(len(names), (TracedCall(0, (), given),), (len(names),)), (module,), without_gradients=True

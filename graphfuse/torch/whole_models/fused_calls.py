@@ -20,7 +20,6 @@ from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import is_op, told, value
 from graphfuse.torch.fusion.reads import hold, watched
-from graphfuse.torch.fusion.report import Refused
 from graphfuse.torch.fusion.set_forward import RUN_ON
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
@@ -170,21 +169,18 @@ _kept: deque[FusedCalls] = deque(maxlen=64)
 """The last calls that were looked at: a model has many that are alike."""
 
 
-def fused(
-    calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False
-) -> FusedCalls | Refused:
-    """CallSequence of these modules with their usual ways, of which the first is a kernel. without_gradients: whether
-    kernels for calls without gradients are enough; the others are not theirs then."""
+def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False) -> FusedCalls | str:
+    """CallSequence of these modules with their usual ways, of which the first is a kernel; or why none is.
+    without_gradients: whether kernels for calls without gradients are enough; the others are not theirs then."""
 
-    def judged(found: FusedCalls) -> FusedCalls | Refused:
-        why = found.first.why or ("" if without_gradients else found.first.untrainable)
-        return Refused(why) if why else found
+    def judged(found: FusedCalls) -> FusedCalls | str:
+        return found.first.why or ("" if without_gradients else found.first.untrainable) or found
 
     of, classes = probe(modules), tuple(map(type, modules))
     if of is None:
-        return Refused("its parameters are not vectors of one length")
+        return "its parameters are not vectors of one length"
     if of.columns < 2 or any(not t.is_floating_point() for m in modules for t in m.parameters()):
-        return Refused("its parameters are no floating-point vectors")
+        return "its parameters are no floating-point vectors"
     own = [(number, name, t.dtype) for number, module in enumerate(modules) for name, t in tensors_of(module)]
     kind = next((dtype for _, _, dtype in own if dtype in TYPES), torch.bfloat16)
     members = tuple((number, name) for number, name, _ in own)
@@ -195,7 +191,7 @@ def fused(
             return judged(other)
     first = made.way(modules, made.types, of.ranks[0])
     if first is None:
-        return Refused("somebody traces, or transforms, what is called")
+        return "somebody traces, or transforms, what is called"
     if not first.why:
         for rank in of.ranks[1:3]:
             made.way(modules, made.types, rank)

@@ -375,7 +375,7 @@ def _parts(
                 yield _Part(nodes, found)
                 yield from _parts(layer, norms, run[start + count :], whys)
                 return
-            whys[nodes[0]] = found.reason
+            whys[nodes[0]] = found
 
 
 def _is_apart(part: Sequence[Node]) -> bool:

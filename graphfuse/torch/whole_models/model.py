@@ -2,6 +2,7 @@
 put back."""
 
 from collections.abc import Iterator
+from types import FunctionType
 from weakref import WeakSet
 
 import torch
@@ -10,9 +11,10 @@ from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.attention import sinks
 from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
+from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
@@ -118,9 +120,9 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
     if found is None:
         return None
     if isinstance(found, FusedCalls) and not set_forward.is_free(module):
-        found = Refused(set_forward.TAKEN)
-    if isinstance(found, Refused):
-        return Entry(name, cls.__name__, why=found.reason)
+        found = set_forward.TAKEN
+    if isinstance(found, str):
+        return Entry(name, cls.__name__, why=found)
     norms[name] = found
     set_forward.set_on(module, forward.forward_of(found, cls))
     return Entry(name, cls.__name__, _REGION, found.first.program.operations)
@@ -147,10 +149,10 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
 
 def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
     found, kind = eager_attention.recognized(module), type(module).__name__
-    if isinstance(found, eager_attention.Attended) and not set_forward.is_free(module):
-        found = Refused("its forward is set on the module already")
-    if isinstance(found, Refused):
-        yield Entry(name, kind, why=found.reason)
+    if isinstance(found, FunctionType) and not set_forward.is_free(module):
+        found = "its forward is set on the module already"
+    if isinstance(found, str):
+        yield Entry(name, kind, why=found)
     elif found is not None:
-        set_forward.set_on(module, found.function)
-        yield Entry(name, kind, found.operator)
+        set_forward.set_on(module, found)
+        yield Entry(name, kind, sinks.NAME)
