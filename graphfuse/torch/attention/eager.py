@@ -137,12 +137,12 @@ def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> 
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
     function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
     function.__kwdefaults__ = own.function.__kwdefaults__
-    return own.replaced(function, lambda module: is_dynamo_compiling() or not _differ(theirs, read))
 
+    def holds(_: torch.nn.Module) -> bool:
+        """True if nobody changed since what a forward reads of its file."""
+        return is_dynamo_compiling() or all(theirs.get(n) is v for n, v in read.items())
 
-def _differ(names: Mapping[str, object], read: Mapping[str, object]) -> bool:
-    """True if somebody changed since what a forward reads of its file."""
-    return any(names.get(n) is not v for n, v in read.items())
+    return own.replaced(function, holds)
 
 
 def _attention(own: Callable[..., object], name: str, constants: Mapping[str, object]) -> Callable[..., object]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import same, value
+from graphfuse.torch.fusion.meaning import is_op, same, value
 
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""
@@ -97,7 +97,12 @@ class TakenNodes:
         for user in node.users:
             if not generated.reads(user):
                 continue
-            if user not in self.own and generated.is_free(user) or user in self.own and _is_cast(user):
+            if (
+                user not in self.own
+                and generated.is_free(user)
+                or user in self.own
+                and is_op(user, "cast", "same", "view")
+            ):
                 yield from self._readers(user)
             elif user not in self.own:
                 yield user, node
@@ -154,10 +159,6 @@ class TakenNodes:
 def _title(node: Node) -> str:
     name = generated.title(node)
     return name if generated.is_generated(node) else f"autocast's cast for {name}"
-
-
-def _is_cast(node: Node) -> bool:
-    return generated.is_op(node, "cast", "same", "view") is not None
 
 
 def is_as_large(a: Node, b: Node) -> bool:

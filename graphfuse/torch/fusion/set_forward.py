@@ -39,10 +39,6 @@ def is_free(module: torch.nn.Module) -> bool:
     return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
 
 
-def remove_from(module: torch.nn.Module) -> None:
-    del module.forward
-
-
 def runs_its_class(module: torch.nn.Module) -> bool:
     """True if its forward computes what its class's does."""
     return is_free(module) or is_set_on(module)

@@ -14,10 +14,11 @@ import torch
 
 from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional.declaration import Columns
+from graphfuse.functional.operator import LIBRARY
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
 from graphfuse.torch.operators.computation import Computation
-from graphfuse.torch.operators.step import GraphOperator, declared, defined, entered, made_once
+from graphfuse.torch.operators.step import GraphOperator, called, declared, defined, made_once, within_dispatcher
 
 _observed = torch_private.observed()
 
@@ -49,9 +50,16 @@ def differentiable(
     read = *of.numbers_kept, *of.options, *asked
     gradients = defined(declared(f"{name}_backward", of.backward, read, of.options, backward))
     watched = (*(a.name for a in of.differentiated), *of.numbers)
-    run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)), watched)
-    names = tuple(a.name for a in of.tensors)
-    return Operator(names, run, inference.function, training.function, gradients.function)
+    seen, alone = (formula(name, of, training, gradients, alone) for alone in (False, True))
+    apply_alone, names = torch_private.single_level_apply(alone), tuple(a.name for a in of.tensors)
+    run = within_dispatcher(name, inference, seen.apply, apply_alone, watched)
+
+    def below_autograd(keyset, *values):
+        return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    entry = called(name, inference, apply_alone, watched)
+    return Operator(names, entry, inference.function, training.function, gradients.function)
 
 
 @dataclass

@@ -73,7 +73,7 @@ def find(
 
     for one in groups(graph, left):
         inside = one.inside(graph)
-        if together and len({node in inside for node in left if _is_of_rows(node)}) > 1:
+        if together and len({node in inside for node in left if generated.is_reduction(node) or turned(node)}) > 1:
             of_rows = TranslatedGraph(-1, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
@@ -100,10 +100,6 @@ def find(
 def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
     """True if steps reduce or turn rows, and parts of them."""
     return len({step.part for step in steps if step.op in _ANCHORS or step.op == "turn_pairs"}) > 1
-
-
-def _is_of_rows(node: Node) -> bool:
-    return generated.is_reduction(node) or turned(node) is not None
 
 
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:

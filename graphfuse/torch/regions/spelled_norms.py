@@ -23,7 +23,8 @@ def with_norms(program: Program, columns: int | None) -> Program:
     for number in range(len(steps.program.steps)):
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
-            steps = _Steps(steps.with_step(number, found))
+            before, behind = steps.program.steps[:number], steps.program.steps[number + 1 :]
+            steps = _Steps(replace(steps.program, steps=(*before, found, *behind)))
     return _without_identities(steps)
 
 
@@ -51,10 +52,6 @@ class _Steps:
             self._readers.setdefault(self._exact(f"@{one.step}"), set()).add(_OUTSIDE)
         self._truths = {one.name for one in program.inputs if one.dtype == data_type.BOOLEAN.name}
         self._vectors = {one.name for one in program.inputs if one.extents.is_vector}
-
-    def with_step(self, number: int, step: ProgramStep) -> Program:
-        steps = self.program.steps
-        return replace(self.program, steps=(*steps[:number], step, *steps[number + 1 :]))
 
     def norm(self, number: int, columns: int | None) -> ProgramStep | None:
         """The norm that a step ends, before any weight."""

@@ -135,8 +135,10 @@ class TranslatedGraph:
                 self._call(node, call, known)
             value = _like(made, known, _read(node))
             self._check_leaves(node, self.steps[before:])
-            if self._groups is not None and self.parts is None and node not in self._inside:
-                _check_pointwise(self.steps[before:])
+            of_whole_rows = self._groups is not None and self.parts is None and node not in self._inside
+            # Whole rows have other columns than their groups.
+            if of_whole_rows and not all(OPS[step.op].pointwise for step in self.steps[before:]):
+                raise Untranslated("it computes with whole rows, where others compute with parts of them")
             if isinstance(value, Value) and value.step is None:  # a view of what is read
                 self.node_of[id(value.tensor)] = node
             self.values[node] = value
@@ -204,12 +206,6 @@ def _is_pointwise(step: OwnedStep) -> bool:
         made = (v.step for v in one.inputs.values() if isinstance(v, Value))
         found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
     return all(OPS[one.op].pointwise for one in found)
-
-
-def _check_pointwise(steps: Sequence[OwnedStep]) -> None:
-    """Whole rows have other columns than their groups."""
-    if not all(OPS[step.op].pointwise for step in steps):
-        raise Untranslated("it computes with whole rows, where others compute with parts of them")
 
 
 def _read(node: Node) -> Container[int]:

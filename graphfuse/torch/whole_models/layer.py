@@ -305,18 +305,11 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
         else:
             runs.append([])
     for run in runs:
-        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or _is_binary(n)]
-        is_told = any(is_op(n, "mul") and _is_of_two(n) or _moves_channels(n) for n in run)
+        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or is_op(n, "add", "sub", "mul")]
+        moves = any(called(n) == "movedim" or is_op(n, "permute") for n in run)
+        is_told = moves or any(is_op(n, "mul") and _is_of_two(n) for n in run)
         if any(n.target in norms for n in run) and len(computed) > 1 and is_told:
             yield run
-
-
-def _is_binary(node: Node) -> bool:
-    return is_op(node, "add", "sub", "mul") is not None
-
-
-def _moves_channels(node: Node) -> bool:
-    return called(node) == "movedim" or is_op(node, "permute") is not None
 
 
 def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) -> bool:

@@ -111,7 +111,7 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     found = [(name, module) for name, module in model.named_modules() if set_forward.is_set_on(module)]
     for _, module in found:
         autoencoders.put_back(module)
-        set_forward.remove_from(module)
+        del module.forward
     return tuple(name for name, _ in found)
 
 
