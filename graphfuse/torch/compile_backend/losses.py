@@ -93,8 +93,7 @@ def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
 
 
 def _taken(one: Loss) -> TakenNodes:
-    own = {one.node, *(node for node in (one.viewed,) if node is not None)}
-    own |= set(surroundings.between((one.node,), (one.logits, one.target)))
+    own = {one.node, *surroundings.between((one.node,), (one.logits, one.target))}
     is_training = bool(value(one.node).requires_grad)
     return TakenNodes((one.node,), (one.logits, one.target), (one.logits,), frozenset(own), is_training)
 

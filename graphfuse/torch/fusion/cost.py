@@ -161,18 +161,13 @@ def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
     """Cases at the nearest number of columns, of the numbers of rows next to this one; of all numbers where it varies
     (None)."""
     there = [case for case in CASES if case.what == what and _is_near(case.columns, columns)]
-    by_rows = {
-        n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in _rows(there)
-    }
+    counts = sorted({case.rows for case in there})
+    by_rows = {n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in counts}
     if rows is None:
         return [*by_rows.values()]
-    within = [n for n in by_rows if _is_near(n, rows)]
+    within = [n for n in counts if _is_near(n, rows)]
     next_to = {*[n for n in within if n <= rows][-1:], *[n for n in within if n >= rows][:1]}
     return [by_rows[n] for n in sorted(next_to)]
-
-
-def _rows(cases: Sequence[MeasuredCase]) -> list[int]:
-    return sorted({case.rows for case in cases})
 
 
 def _is_near(a: int, b: int) -> bool:

@@ -21,7 +21,7 @@ from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import is_op, told, value
 from graphfuse.torch.fusion.reads import hold, watched
 from graphfuse.torch.fusion.set_forward import RUN_ON
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.fusion.symbols import why_left
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
@@ -207,11 +207,8 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
 
     try:
         found = trace(of.of)
-    except ForwardDeclined as why:
-        return Way(f"its forward is not straight: {why}")
-    except Exception as error:  # forward is a stranger's code, which was written for other inputs
-        said = str(error).splitlines()[0][:120] if str(error) else ""
-        return Way(f"its forward cannot be traced: {type(error).__name__}: {said}")
+    except Exception as error:
+        return Way(why_left(error))
     watches = tuple(map(watched, found.reads))
     region = _region(found)
     if isinstance(region, str):

@@ -25,7 +25,7 @@ from graphfuse.torch.fusion.meaning import PARTS, called, is_op, name_of, number
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod
+from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
@@ -157,20 +157,23 @@ class _Proxies(Domain):
         self.record(SELF, (*child.name.split("."), "__class__"), type(modules))
         return Child(f"{child.name}.{index}")
 
-    def place(self) -> tuple[int, int]:
-        return len(self.tracer.graph.nodes), len(self.reads)
-
-    def go_back(self, place: tuple[int, int]) -> None:
-        nodes, reads = place
+    def call_plain(
+        self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
+    ) -> object:
+        """The function is called as it is, in each call again, where it cannot be run here."""
+        nodes, reads = len(self.tracer.graph.nodes), len(self.reads)
+        try:
+            return run()
+        except Exception:  # of what a stranger's function does with symbols, too
+            if not self._can_call(function, args, named):
+                raise
         for node in reversed([*self.tracer.graph.nodes][nodes:]):
             self.tracer.graph.erase_node(node)
         for key in [*self.reads][reads:]:
             del self.reads[key]
-
-    def call_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
         return self.tracer.create_proxy("call_function", function, tuple(args), dict(named))
 
-    def can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
+    def _can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
         try:
             given = _passed([*args, *named.values()])
         except ForwardDeclined:
@@ -498,12 +501,10 @@ def _trace(layer: torch.nn.Module, own: FunctionType, taken: _TakenArguments) ->
         domain.check_filled()
         _passed([made])
         tracer.graph.output(tracer.create_arg(made))
-    except ForwardDeclined as why:
-        said = f"its forward is not straight: {why}"
-        raise (_Undecided(said, domain.undecided) if domain.undecided else ForwardDeclined(said)) from None
-    except Exception as error:  # of a stranger's forward
-        said = str(error).splitlines()[0][:120] if str(error) else ""
-        raise ForwardDeclined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
+    except Exception as error:
+        if isinstance(error, ForwardDeclined) and domain.undecided:
+            raise _Undecided(why_left(error), domain.undecided) from error
+        raise ForwardDeclined(why_left(error)) from error
     alone = tuple(rest) if domain.is_alone else ()
     return _Trace(tracer.graph, tuple(domain.reads.values()), taken, tuple(domain.ranked), alone)
 
