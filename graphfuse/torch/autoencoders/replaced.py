@@ -45,7 +45,7 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
 def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Norms that the forward in the place of a known module's own computes itself."""
     role = known.role(module)
-    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM] if role in _BECAME else []
+    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM]
 
 
 def put_back(module: torch.nn.Module) -> None:

@@ -226,9 +226,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
     seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
     if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
         return Way("it views its rows otherwise than as parts of them", watches)
-    places = [
-        s if isinstance(s := found.sources[node], int) else of.calls.given + of.members.index(s) for node in inputs
-    ]
+    places = [*map([*found.sources].index, inputs)]
     made = [region.outputs.index(node) for node in _returned(found, region)]
     arrangements = tuple(map(_arrangement, *zip(*seen, strict=True), region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made
