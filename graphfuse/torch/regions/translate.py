@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
@@ -58,14 +59,14 @@ class TranslatedGraph:
         made = told(node)
         if self._groups is None or not self.parts and (node in self._inside or reader in self._inside):
             return made
-        if self.parts:
-            if node in self._inside and node not in self._of_groups:
-                several = isinstance(made, list | tuple)
-                found = [self.parts.unflattened(t) for t in (made if several else (made,))]
-                self._of_groups[node] = tuple(found) if several else found[0]
-            return self._of_groups.get(node, made)
+        if self.parts and node not in self._inside:
+            return made
         if node not in self._of_groups:
-            self._of_groups[node] = self._groups.of(made) if isinstance(made, torch.Tensor) else None
+            if self.parts:
+                made = map_aggregate(made, self.parts.unflattened)
+            else:
+                made = self._groups.of(made) if isinstance(made, torch.Tensor) else None
+            self._of_groups[node] = made
         return self._of_groups[node]
 
     def why_left(self, node: Node) -> str:
