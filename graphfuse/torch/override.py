@@ -157,18 +157,20 @@ class _Installed:
         try:
             made = run(*values)
         except (_Declined, VariantPackError) as error:
-            self._note(device, lambda r, why=str(error): r.torch.update([(name, why)]))
+            self._note(device, name, str(error))
             return before(keys, *values)
         finally:
             self._inside.it = False
-        self._note(device, lambda r: r.graphfuse.update([name]))
+        self._note(device, name)
         return made
 
-    def _note(self, device: str, note: Callable[[OverrideReport], None]) -> None:
+    def _note(self, device: str, name: str, why: str | None = None) -> None:
         with self._lock:
-            for one in dict.fromkeys(self._open):
-                if device in one._devices:
-                    note(one.report)
+            for report in (one.report for one in dict.fromkeys(self._open) if device in one._devices):
+                if why is None:
+                    report.graphfuse[name] += 1
+                else:
+                    report.torch[name, why] += 1
 
 
 def _kernel(name: str, key: str) -> Callable[..., Tensors] | None:

@@ -255,7 +255,7 @@ def test_other_models(model, name, is_found):
     with torch.device("meta"):
         module = getattr(file, f"{name}Attention")(getattr(transformers, f"{name}Config")(), 0)
     found = eager_attention.recognized(module)
-    assert isinstance(found, eager_attention.Attended) if is_found else found is None
+    assert callable(found) if is_found else found is None
 
 
 def keeping(graphs):

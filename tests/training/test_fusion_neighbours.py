@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import cost
-from graphfuse.torch.fusion.neighbours import Neighbours
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions import judged as regions
 from support.traces import BELOW, recorded
@@ -174,9 +173,8 @@ def test_autocast_casts_what_a_product_reads():
 def crossings(function, rows=T):
     """Bytes that are moved once more by each region that a graph might have, forward and backward."""
     graph, _ = recorded(function, given(rows, gradients=True), "dynamo")
-    neighbours = Neighbours(graph.graph)
     found = choose.find(graph.graph, dict.fromkeys(graph.graph.nodes, 0))
-    return [[(c.moved, c.moved_back) for c in neighbours.of(regions.taken(region))] for region in found]
+    return [[(c.moved, c.moved_back) for c in regions.taken(region).crossings] for region in found]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ every device and each time. What changes the nodes in place is computed with the
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
+from graphfuse.torch.attention.mask import Seen, allows
 from graphfuse.torch.fusion.meaning import called, is_op, may_write, value, writes
 
 LARGEST = 1 << 31
@@ -40,17 +41,32 @@ _OTHERWISE_SUMMED = frozenset({"cumsum"})
 
 
 class Constants:
-    """Values of nodes of a graph, by its order when this is made. Each is computed once."""
+    """Values of nodes of a graph. Each is computed once."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._order = {node: place for place, node in enumerate(graph.nodes)}
+    def __init__(self) -> None:
         self._found: dict[Node, tuple[torch.Tensor | str, Sequence[Node]]] = {}
+        self._allowed: dict[object, Seen | None] = {}
 
     def value(self, node: Node, reader: Node) -> torch.Tensor | str:
         """Value of a node where `reader` reads it; or why that is not known."""
         found, steps = self._of(node)
-        late = (step for step in steps if writes(step) and self._order[step] > self._order[reader])
+        late = (step for step in steps if writes(step) and step > reader)
         return f"{step.name} changes it later" if (step := next(late, None)) else found
+
+    def allowed(
+        self, mask: Node, reader: Node, queries: object, keys: object, is_inverted: bool = False
+    ) -> tuple[Seen | None, str]:
+        """Keys that so many queries see by a mask, or why it stays. is_inverted: whether it has the others."""
+        if not isinstance(queries, int) or not isinstance(keys, int):
+            return None, "its mask stays: numbers of tokens vary"
+        found = self.value(mask, reader)
+        if isinstance(found, str):
+            return None, f"its mask stays: {found}"
+        key = mask, queries, keys, is_inverted
+        if key not in self._allowed:
+            self._allowed[key] = allows(~found if is_inverted else found, queries, keys)
+        kind = self._allowed[key]
+        return kind, "" if kind else "its mask is neither causal, nor a window of the last keys, nor all true"
 
     def steps(self, node: Node) -> Sequence[Node]:
         """The nodes that make one whose value is known, in order."""
@@ -72,7 +88,7 @@ class Constants:
                 return why
             steps.add(step)
             waiting += [*step.all_input_nodes, *_changing(step)]
-        return sorted(steps, key=self._order.__getitem__)
+        return sorted(steps)
 
 
 def _why_not(node: Node) -> str:

@@ -9,7 +9,6 @@ other implementations and the configuration stay as they are.
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FunctionType
 
 import torch
@@ -19,35 +18,28 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.attention.sinks import NAME, TYPES, attention_with_sinks
+from graphfuse.torch.attention.sinks import TYPES, attention_with_sinks
 from graphfuse.torch.fusion import surroundings
 from graphfuse.torch.fusion.meaning import changes, exact, is_op
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
-from graphfuse.torch.fusion.report import Refused
+from graphfuse.torch.fusion.set_forward import RUN_ON
 from graphfuse.torch.fusion.source import syntax_tree
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-_RUN_ON = frozenset({"cuda", "cpu"})
 _SCALE = 0.37
 _DECIDED = ("attention_mask is not None", "attention_mask is None")
-_OTHERWISE = Refused("attention: what its function computes depends on more than it is given")
+_OTHERWISE = "attention: what its function computes depends on more than it is given"
+_READS_MORE = "attention: its function reads more arguments than a scale and dropout"
 _GIVEN = ("query", "key", "value", "attention_mask")
 
 _called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
 
 
-@dataclass(frozen=True)
-class Attended:
-    """A module whose attention has sinks. function: its new forward."""
-
-    function: FunctionType
-    operator: str = NAME
-
-
-def recognized(module: torch.nn.Module) -> Attended | Refused | None:
-    """None of a module that has no attention with sinks, as far as can be seen."""
+def recognized(module: torch.nn.Module) -> FunctionType | str | None:
+    """The new forward of a module whose attention has sinks, or why it keeps its own. None of a module that has none,
+    as far as can be seen."""
     unwrapped = inspect.unwrap(type(module).forward)
     names = getattr(getattr(unwrapped, "__code__", None), "co_names", ())
     vectors = [n for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.is_floating_point()]
@@ -56,59 +48,49 @@ def recognized(module: torch.nn.Module) -> Attended | Refused | None:
     try:
         eager = unwrapped.__globals__[EAGER]
         ways = [_traced(module, vectors, eager, *way) for way in ((False, True), (True, True), (False, False))]
-        found = ways[0] if all(way == ways[0] for way in ways) else _OTHERWISE
     except Exception:  # of a stranger's function, which was written for other inputs
         return None
-    if not isinstance(found, str):
-        return found
+    if any(way != ways[0] for way in ways):
+        return _OTHERWISE
+    if ways[0] is None or ways[0] not in vectors:
+        return ways[0]
     try:
         own = own_forward(type(module))
     except ForwardDeclined as why:
-        return Refused(f"attention: {why}")
-    if _reads_more(eager):
-        return Refused("attention: its function reads more arguments than a scale and dropout")
-    if _decides(eager) or _reads_of_class(type(module), eager):
-        return _OTHERWISE
+        return f"attention: {why}"
+    if why := _why_left(type(module), eager):
+        return why
     chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
     if chosen not in (None, "eager"):
-        return Refused(f"its attention is {chosen}; the operator takes the place of eager")
+        return f"its attention is {chosen}; the operator takes the place of eager"
     read = {n: v for n, v in vars(module).items() if n in eager.__code__.co_names and n != "training"}
     constants = {n: v for n, v in read.items() if isinstance(v, bool | int | float | str | None)}
     if constants.keys() != read.keys():  # whose parts may change
         return _OTHERWISE
-    return Attended(_forward_of(own, found, constants))
+    return _forward_of(own, ways[0], constants)
 
 
-def _reads_more(eager: FunctionType) -> bool:
-    """True if a function may compute something else by other arguments than those that it is traced with."""
+def _why_left(cls: type, eager: FunctionType) -> str:
+    """Why a function of modules of a class may compute something else than what was traced; "" where it does not."""
     parameters = inspect.signature(eager).parameters.values()
     rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
-    if {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}:
-        return True
+    others = {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}
     try:
-        body = syntax_tree(eager)
-    except ForwardDeclined:  # without a source
-        return True
-    return any(isinstance(node, ast.Name) and node.id in rest for node in ast.walk(body))
-
-
-def _decides(eager: FunctionType) -> bool:
-    """True if a function decides by something else than whether there is a mask."""
-    kinds = ast.If | ast.IfExp | ast.While
-    tests = (node.test for node in ast.walk(syntax_tree(eager)) if isinstance(node, kinds))
-    return any(ast.unparse(test) not in _DECIDED for test in tests)
-
-
-def _reads_of_class(cls: type, eager: FunctionType) -> bool:
-    """True if a function reads what all modules of a class share."""
-    own = (vars(base) for base in cls.__mro__ if not issubclass(torch.nn.Module, base))
-    return any(n in names and not callable(names[n]) for names in own for n in eager.__code__.co_names)
+        nodes = [*ast.walk(syntax_tree(eager))]
+    except ForwardDeclined:
+        return _READS_MORE
+    if others or any(isinstance(node, ast.Name) and node.id in rest for node in nodes):
+        return _READS_MORE
+    tests = (node.test for node in nodes if isinstance(node, ast.If | ast.IfExp | ast.While))
+    shared = (vars(base) for base in cls.__mro__ if not issubclass(torch.nn.Module, base))
+    reads_shared = any(n in names and not callable(names[n]) for names in shared for n in eager.__code__.co_names)
+    return _OTHERWISE if reads_shared or any(ast.unparse(test) not in _DECIDED for test in tests) else ""
 
 
 def _traced(
     module: torch.nn.Module, vectors: list[str], eager: Callable[..., object], training: bool, has_mask: bool
-) -> str | Refused | None:
-    """The name of the parameter that has the sinks, of a function that is attention with them."""
+) -> str | None:
+    """The name of the parameter that has the sinks, of a function that is attention with them; or why none has."""
     heads = {module.get_parameter(name).shape[0] for name in vectors}
     if len(heads) != 1:
         return None
@@ -127,10 +109,10 @@ def _traced(
     return _judged(graph, vectors, has_mask)
 
 
-def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | Refused | None:
+def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | None:
     found = next(sinks.find(graph, surroundings.regions(graph.graph)), None)
     if not isinstance(found, sinks.Attention):
-        return None if found is None else Refused(f"attention: {found.why}")
+        return None if found is None else f"attention: {found.why}"
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     names = dict(zip(places, (*_GIVEN, *vectors), strict=True))
     given = (found.q, found.k, found.v, found.mask and found.mask.node)
@@ -142,7 +124,7 @@ def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | Ref
     is_result = is_result and not any(map(changes, graph.graph.nodes))
     wanted = _GIVEN if has_mask else (*_GIVEN[:3], None)
     if tuple(read) != wanted or name not in vectors or not is_result or found.scale != _SCALE:
-        return Refused("attention: it computes something beside attention with sinks")
+        return "attention: it computes something beside attention with sinks"
     return name
 
 
@@ -155,12 +137,12 @@ def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> 
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
     function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
     function.__kwdefaults__ = own.function.__kwdefaults__
-    return own.replaced(function, lambda module: is_dynamo_compiling() or not _differ(theirs, read))
 
+    def holds(_: torch.nn.Module) -> bool:
+        """True if nobody changed since what a forward reads of its file."""
+        return is_dynamo_compiling() or all(theirs.get(n) is v for n, v in read.items())
 
-def _differ(names: Mapping[str, object], read: Mapping[str, object]) -> bool:
-    """True if somebody changed since what a forward reads of its file."""
-    return any(names.get(n) is not v for n, v in read.items())
+    return own.replaced(function, holds)
 
 
 def _attention(own: Callable[..., object], name: str, constants: Mapping[str, object]) -> Callable[..., object]:
@@ -188,7 +170,7 @@ def _are_taken(q: object, k: object, v: object, vector: object, mask: object) ->
     if mask is not None and mask.shape[-1] not in (1, k.shape[2]):  # of a longer cache: the file's function cuts it
         return False
     device = q.device.type
-    if device not in _RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
+    if device not in RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
         return False
     if any(hasattr(type(t), "__tensor_flatten__") for t in full):  # DTensors, and others that are more than a tensor
         return False

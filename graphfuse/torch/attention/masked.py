@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.attention.constant import Constants
-from graphfuse.torch.attention.mask import Seen, allows
+from graphfuse.torch.attention.mask import Seen
 from graphfuse.torch.attention.operator import (
     ALL_WIDTHS,
     HALVES,
@@ -50,12 +50,13 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
     """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
     where they change. place: the name of the module that a node is of, and its class."""
     graph = module.graph
-    constants, chooses = Constants(graph), any(_chooses_kernels(node) for node in graph.nodes)
-    entries, dead, masks = [], set[Node](), dict[tuple[Node, int, int], Seen | None]()
+    constants, chooses = Constants(), any(_chooses_kernels(node) for node in graph.nodes)
+    entries, dead = [], set[Node]()
     for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
         what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
         if not why and isinstance(mask, Node):
-            kind, why = _kind(call, mask, constants, masks)
+            tokens = (value(call.get(name)).shape[-2] for name in ("query", "key"))
+            kind, why = constants.allowed(mask, call.node, *tokens)
             if kind is not None and (needed := _why_needed(call, kind, chooses)):
                 why = f"its mask stays: {needed}"
             if kind is not None and not why:
@@ -130,22 +131,6 @@ def _viewed(out: Node) -> Node | None:
             if is_op(user, "view", "expand", "permute", "slice", "cast") or called(user) in ("t", "detach", "alias"):
                 waiting.append(user)
     return None
-
-
-def _kind(
-    call: AttentionCall, mask: Node, constants: Constants, known: dict[tuple[Node, int, int], Seen | None]
-) -> tuple[Seen | None, str]:
-    """Keys that a mask allows, or why it stays. known: of masks that were looked at."""
-    queries, keys = (value(call.get(name)).shape[-2] for name in ("query", "key"))
-    if not isinstance(queries, int) or not isinstance(keys, int):
-        return None, "its mask stays: numbers of tokens vary"
-    found = constants.value(mask, call.node)
-    if isinstance(found, str):
-        return None, f"its mask stays: {found}"
-    key = mask, queries, keys
-    if key not in known:
-        known[key] = allows(found, queries, keys)
-    return known[key], "" if known[key] else "its mask is neither causal, nor a window of the last keys, nor all true"
 
 
 def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:

@@ -14,14 +14,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.torch.attention.constant import Constants
-from graphfuse.torch.attention.mask import Seen, allows
+from graphfuse.torch.attention.mask import Seen
 from graphfuse.torch.attention.masked import erase
 from graphfuse.torch.attention.operator import Options, kernel_of
 from graphfuse.torch.attention.repeat import repeated
 from graphfuse.torch.attention.sinks import NAME, TYPES
-from graphfuse.torch.fusion import surroundings
+from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import (
-    KEYS,
     called,
     changes,
     dtype,
@@ -36,8 +35,9 @@ from graphfuse.torch.fusion.meaning import (
     same,
     unviewed,
     value,
+    writes,
 )
-from graphfuse.torch.fusion.new_nodes import put
+from graphfuse.torch.fusion.new_nodes import put, tell_as
 from graphfuse.torch.fusion.report import Entry
 
 _aten = torch.ops.aten
@@ -86,7 +86,7 @@ class _No(Exception):
 
 def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
     """Puts the operator in place of all in a graph. place: the name of the module that a node is of, and its class."""
-    regions, constants = surroundings.regions(module.graph), Constants(module.graph)
+    regions, constants = surroundings.regions(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
     for found, allowed in [(found, _allowed(found, constants)) for found in find(module, regions)]:
         if isinstance(found, Left):
@@ -104,10 +104,8 @@ def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
     """Keys that the mask allows, where constants make it and an argument of the operator says it as well."""
     if isinstance(found, Left) or found.mask is None:
         return None
-    mask, shape = constants.value(found.mask.node, found.out), (value(found.q).shape[2], value(found.v).shape[2])
-    if isinstance(mask, str) or not all(isinstance(extent, int) for extent in shape):
-        return None
-    allowed = allows(~mask if found.mask.is_inverted else mask, *shape)
+    tokens = value(found.q).shape[2], value(found.v).shape[2]
+    allowed, _ = constants.allowed(found.mask.node, found.out, *tokens, found.mask.is_inverted)
     if allowed is None or allowed.is_causal and not found.scale > 0:
         return None
     return allowed if allowed.window is None or _has_window(found, allowed.window) else None
@@ -121,14 +119,13 @@ def _has_window(found: Attention, window: int) -> bool:
 
 
 def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attention | Left]:
-    order = {node: i for i, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         joined = _joined(node)
         if joined is None:
             continue
         try:
             found = _attention(node, *joined)
-            _allow(found, order, regions)
+            _allow(found, regions)
         except _No as why:
             yield Left(node, str(why))
         else:
@@ -217,7 +214,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
         if not is_without_sink and _drops_last(user, node):
             is_without_sink = True
         elif called(user) == "dropout":
-            if _is_active(user):
+            if not generated.is_free(user) or writes(user):
                 raise _No("dropout follows its probabilities")
         elif is_op(user, "matmul") and is_without_sink and user.args[:1] == (node,):
             return user, seen
@@ -233,12 +230,6 @@ def _drops_last(node: Node, of: Node) -> bool:
         return False
     extent = value(of).shape[-1]
     return part.stop == -1 or isinstance(extent, int) and part.stop == extent - 1
-
-
-def _is_active(dropout: Node) -> bool:
-    given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False)) | dropout.kwargs
-    p, training = given.get("p", 0.5), given.get("training", given.get("train", True))
-    return not (p == 0 or training is False) or given.get("inplace") is True
 
 
 def _product(logits: Node) -> tuple[Node, Mask | None, float, list[Node]]:
@@ -376,7 +367,7 @@ def whole(node: object) -> object:
     return node
 
 
-def _allow(found: Attention, order: Mapping[Node, int], regions: surroundings.Regions) -> None:
+def _allow(found: Attention, regions: surroundings.Regions) -> None:
     ends = (found.q, found.k, found.v, found.sinks, *([found.mask.node] if found.mask else []))
     within, nodes = {*surroundings.between((found.out,), ends), found.out}, {*found.inner, found.out}
     if dtype(found.out) not in TYPES:
@@ -390,8 +381,8 @@ def _allow(found: Attention, order: Mapping[Node, int], regions: surroundings.Re
         raise _No("it is in a transform of torch.func")
     if len({regions.number[node] for node in within}) > 1:
         raise _No("the mode of gradients, autocast or torch.func changes within it")
-    first = min(order[node] for node in within)
-    if any(changes(node) and first < i < order[found.out] for node, i in order.items()):
+    first = min(within)
+    if any(changes(node) and first < node < found.out for node in found.out.graph.nodes):
         raise _No("something is changed in place within it")
     if any(map(is_changed, (found.out, *ends))):
         raise _No("its result, or what it is computed from, is changed in place")
@@ -418,19 +409,14 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
             (mask, False, found.scale) if allowed is None else (None, allowed.is_causal, found.scale, allowed.window)
         )
         made = graph.call_function(call, (*tensors, sinks, *options))
-        made.meta.update(_told(out))
+        tell_as(made, out)
         if not all(is_op(user, "permute") for user in out.users):  # others may want its rows beside each other
             made = graph.call_function(_aten.contiguous.default, (made,))
-            made.meta.update(_told(out))
+            tell_as(made, out)
     out.replace_all_uses_with(made)
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    for node in sorted((out, *found.inner), key=order.__getitem__, reverse=True):
+    for node in sorted((out, *found.inner), reverse=True):
         graph.erase_node(node)
     return made
-
-
-def _told(node: Node) -> dict[str, object]:
-    return {key: node.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in node.meta}
 
 
 def _as_given(graph: Graph, mask: Mask | None) -> Node | None:

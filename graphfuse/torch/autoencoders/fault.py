@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.autoencoders import known
-from graphfuse.torch.fusion.set_forward import runs_its_class
+from graphfuse.torch.fusion.set_forward import RUN_ON, is_plain
 
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
 
-_called_plainly, _is_tracing = torch_private.called_plainly(), torch_private.tracing()
+_is_tracing = torch_private.tracing()
 
 Fault = str
 """What is otherwise; "" for nothing."""
@@ -30,28 +30,17 @@ def of_module(module: torch.nn.Module, role: str) -> Fault:
     return next(filter(None, check(module)), "")
 
 
-def of_call(module: torch.nn.Module, role: str, x: object) -> Fault:
-    """Fault of a call with `x`, that of its module among them."""
-    if is_dynamo_compiling() or _is_tracing():
-        return "it is traced"
-    if not isinstance(x, torch.Tensor) or not torch_private.is_plain(x) or x.dim() != 5 or not x.numel():
-        return "its input is no plain tensor of frames"
-    if x.dtype not in TYPES or x.device.type not in ("cuda", "cpu"):
-        return f"its input is of {x.dtype} on {x.device.type}"
-    if torch.is_autocast_enabled(x.device.type):
-        return "autocast is on"
-    if why := of_module(module, role):
-        return why
+def is_fit(module: torch.nn.Module, role: str, x: object) -> bool:
+    """True if a forward in the place of the module's own computes the same of `x`."""
+    if is_dynamo_compiling() or _is_tracing() or not isinstance(x, torch.Tensor) or not torch_private.is_plain(x):
+        return False
+    if x.dim() != 5 or not x.numel() or x.dtype not in FLOATS or x.device.type not in RUN_ON:
+        return False
+    if torch.is_autocast_enabled(x.device.type) or of_module(module, role):
+        return False
     has_gradients = torch.is_grad_enabled()
-    if has_gradients and x.requires_grad:
-        return "it is given something that requires gradients"
-    for leaf in leaves(module, role):
-        for p in leaf._parameters.values():
-            if p is not None and (p.dtype is not x.dtype or p.device != x.device):
-                return "its parameters are of another type, or on another device"
-            if has_gradients and p is not None and p.requires_grad:
-                return "its parameters require gradients"
-    return ""
+    given = (x, *(p for leaf in leaves(module, role) for p in leaf._parameters.values() if p is not None))
+    return not any(t.dtype is not x.dtype or t.device != x.device or has_gradients and t.requires_grad for t in given)
 
 
 def leaves(module: torch.nn.Module, role: str) -> Iterator[torch.nn.Module]:
@@ -62,11 +51,6 @@ def leaves(module: torch.nn.Module, role: str) -> Iterator[torch.nn.Module]:
             yield leaf
     if role == known.RESAMPLE:
         yield module.resample[1]
-
-
-def is_plain(module: torch.nn.Module) -> bool:
-    """True if calling a module runs its class's forward, or one that is set in its place, and nothing else."""
-    return _called_plainly(module) and runs_its_class(module)
 
 
 _LEAVES = {

@@ -33,7 +33,7 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
     if role not in wan.FORWARDS:
         return None
     if not set_forward.is_free(module):
-        return Entry(name, cls.__name__, why="its forward is set on the module already, by something else")
+        return Entry(name, cls.__name__, why=set_forward.TAKEN)
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
     function = _forward(role, cls, before_own)
@@ -45,7 +45,7 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
 def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Norms that the forward in the place of a known module's own computes itself."""
     role = known.role(module)
-    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM] if role in _BECAME else []
+    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM]
 
 
 def put_back(module: torch.nn.Module) -> None:
@@ -69,8 +69,7 @@ def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
 
 def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
     """Function in the place of a class's forward."""
-    own, run = cls.forward, wan.FORWARDS[role]
-    signature, is_end = inspect.signature(own), role in known.ENDS
+    run, signature, is_end = wan.FORWARDS[role], inspect.signature(cls.forward), role in known.ENDS
 
     def forward(self, *given, **named):
         try:
@@ -78,7 +77,7 @@ def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]
         except TypeError:  # which the own forward raises
             of = {}
         x, kept, position = of.get("x"), of.get("feat_cache"), of.get("feat_idx", [0])
-        if fault.of_call(self, role, x) or not isinstance(kept, list | None):
+        if not fault.is_fit(self, role, x) or not isinstance(kept, list | None):
             if not is_dynamo_compiling():
                 for norm in gone_around(self):
                     before_own(norm)
@@ -89,5 +88,4 @@ def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]
             made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward

@@ -20,7 +20,7 @@ def residual(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -
     frames = _normed_frames(block.conv1, block.norm1, x, cache)
     before = x.tensor
     if not isinstance(block.conv_shortcut, torch.nn.Identity):
-        before = _by_channel(before, block.conv_shortcut)
+        before = _linear(before.permute(0, 2, 3, 4, 1), block.conv_shortcut).permute(0, 4, 1, 2, 3)
     middle = PendingSum(frames.convolved(None), block.conv1.bias)
     frames = _normed_frames(block.conv2, block.norm2, middle, cache, is_read=False)
     return PendingSum(frames.convolved(None), block.conv2.bias, before)
@@ -93,7 +93,7 @@ FORWARDS: dict[str, Callable[..., PendingSum]] = {
 def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) -> PendingSum:
     """A module within another: its forward here, or the module itself where that would compute something else."""
     role = known.role(module)
-    if role in FORWARDS and not fault.of_call(module, role, x.tensor):
+    if role in FORWARDS and fault.is_fit(module, role, x.tensor):
         return FORWARDS[role](module, x, cache, **more)
     frames = {"feat_cache": cache.kept, "feat_idx": cache.position} if cache else {}
     return PendingSum(channels_last(module(x.complete(), **frames, **more)))
@@ -142,16 +142,6 @@ def _linear(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
     return functional.linear(x, conv.weight.flatten(1), conv.bias)
 
 
-def _by_channel(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
-    return _linear(x.permute(0, 2, 3, 4, 1), conv).permute(0, 4, 1, 2, 3)
-
-
-def _images(x: torch.Tensor) -> torch.Tensor:
-    """All frames as images, channels last."""
-    n, c, t, h, w = x.shape
-    return x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w)
-
-
 def _frames(images: torch.Tensor, samples: int) -> torch.Tensor:
     return images.unflatten(0, (samples, -1)).permute(0, 2, 1, 3, 4)
 
@@ -195,8 +185,8 @@ def _upsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> P
 def _downsampled(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
     """Padded by two pixels on all sides, what the own forward pads by one behind: the convolution's first results then
     are those of pixels that are not there, and the others are the same."""
-    conv, (h, w) = block.resample[1], x.shape[-2:]
-    made = functional.conv2d(_images(x), conv.weight, None, conv.stride, (2, 2))
+    conv, (h, w), images = block.resample[1], x.shape[-2:], x.transpose(1, 2).flatten(0, 1)
+    made = functional.conv2d(images, conv.weight, None, conv.stride, (2, 2))
     made = made[:, :, 1 : 1 + (h - 2) // 2 + 1, 1 : 1 + (w - 2) // 2 + 1]
     total = empty(x.shape[0], made.shape[1], x.shape[2], *made.shape[2:], like=made)
     torch.add(_frames(made, x.shape[0]), conv.bias.view(-1, 1, 1, 1), out=total)

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.fusion import cost, generated, surroundings
-from graphfuse.torch.fusion.meaning import KEYED_DROPOUT, called, value, writes
+from graphfuse.torch.fusion.meaning import KEYED_DROPOUT, called, dtype, value, writes
 from graphfuse.torch.fusion.new_nodes import put, record
 
 _KEYS = 2**24
@@ -53,9 +53,8 @@ class KeyedDropouts:
         for n, node in enumerate(nodes):
             with self._graph.inserting_before(node):
                 pair = [put(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
-            x, probability = _operands(node)
-            node.target, node.kwargs = getattr(torch.ops.graphfuse, KEYED_DROPOUT).default, {}
-            node.args = (x, *pair, probability)
+            args = (node.all_input_nodes[0], *pair, generated.rate_of_dropout(node))
+            node.target, node.args, node.kwargs = getattr(torch.ops.graphfuse, KEYED_DROPOUT).default, args, {}
             self._keys += pair
         self._keys.append(keys)
 
@@ -72,17 +71,12 @@ class KeyedDropouts:
                 self._graph.erase_node(node)
 
 
-def _operands(node: Node) -> tuple[Node, float]:
-    x = node.args[0] if node.args else node.kwargs["input"]
-    return x, node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-
-
 def _is_suitable(node: Node) -> bool:
     if called(node) != "dropout" or generated.is_free(node) or writes(node):
         return False
-    (x, probability), made = _operands(node), value(node)
+    made, probability = value(node), generated.rate_of_dropout(node)
     if made is None or made.dtype not in FLOATS or made.device.type != cost.DEVICE or not made.dim():
         return False
-    if hasattr(type(made), "__tensor_flatten__") or getattr(value(x), "dtype", None) is not made.dtype:
+    if hasattr(type(made), "__tensor_flatten__") or dtype(node.all_input_nodes[0]) is not made.dtype:
         return False
     return isinstance(probability, float) and 0 < probability < 1

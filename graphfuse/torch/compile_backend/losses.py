@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.fusion import cost, surroundings
 from graphfuse.torch.fusion.cost import Judged
-from graphfuse.torch.fusion.meaning import KEYS, called, exact, is_changed, is_op, value
-from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes
-from graphfuse.torch.fusion.new_nodes import put, record
+from graphfuse.torch.fusion.meaning import called, exact, is_changed, is_op, value
+from graphfuse.torch.fusion.neighbours import TakenNodes
+from graphfuse.torch.fusion.new_nodes import put, record, tell_as
 
 NAME = "cross_entropy_loss"
 _REDUCTIONS = ("none", "mean", "sum")
@@ -22,7 +23,6 @@ _PARAMETERS = {
     NAME: "input target weight reduction ignore_index label_smoothing".split(),
 }
 """By what a node calls: torch's function, or aten's operator, whose reductions are numbers."""
-_LOGITS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def find(graph: Graph) -> Iterator[Loss]:
         source = exact(found.args[0]) if found else exact(x)
         viewed = x if found and source is not found.args[0] else None
         logits = x if found and viewed is None else source
-        if not any(map(is_changed, (x, logits, target))) and value(logits).dtype in _LOGITS:
+        if not any(map(is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
             ignored = given.get("ignore_index", -100)
             yield Loss(node, logits, viewed, target, ignored, reduction, float(smoothing))
 
@@ -69,7 +69,7 @@ def _fit(x: object, target: object) -> bool:
     logits, numbers = value(x), value(target)
     if logits is None or numbers is None or logits.dim() != 2 or numbers.dim() != 1:
         return False
-    return logits.dtype in _LOGITS and numbers.dtype is torch.int64 and numbers.device == logits.device
+    return logits.dtype in FLOATS and numbers.dtype is torch.int64 and numbers.device == logits.device
 
 
 def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
@@ -77,9 +77,8 @@ def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
 
     declines: whether those are left of which inductor makes one kernel with what stands around them.
     """
-    around, neighbours = surroundings.regions(module.graph), Neighbours(module.graph)
-    verdicts, losses = list[tuple[Node, str]](), list(find(module.graph))
-    judged = [Judged(one.node, taken, neighbours.of(taken), 0.0) for one in losses for taken in (_taken(one),)]
+    around, verdicts, losses = surroundings.regions(module.graph), list[tuple[Node, str]](), [*find(module.graph)]
+    judged = [Judged(one.node, _taken(one), 0.0) for one in losses]
     there = [one for one in judged if value(one.taken.read[0]).device.type == cost.DEVICE]
     costly = cost.declined(there) if declines else {}
     for one in losses:
@@ -94,8 +93,7 @@ def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
 
 
 def _taken(one: Loss) -> TakenNodes:
-    own = {one.node, *(node for node in (one.viewed,) if node is not None)}
-    own |= set(surroundings.between((one.node,), (one.logits, one.target)))
+    own = {one.node, *surroundings.between((one.node,), (one.logits, one.target))}
     is_training = bool(value(one.node).requires_grad)
     return TakenNodes((one.node,), (one.logits, one.target), (one.logits,), frozenset(own), is_training)
 
@@ -119,7 +117,7 @@ def _replace(graph: Graph, one: Loss) -> None:
             made = put(graph, aten.div.Tensor, made, put(graph, aten.sum.default, counted))
         if loss.dtype is not torch.float32:
             made = graph.call_function(aten.to.dtype, (made, loss.dtype))
-    made.meta.update({k: v for k, v in one.node.meta.items() if k in (*KEYS, "stack_trace")})
+    tell_as(made, one.node)
     one.node.replace_all_uses_with(made)
     for node in (one.node, one.viewed):
         if node is not None and not node.users:

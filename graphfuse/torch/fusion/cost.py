@@ -8,14 +8,15 @@ cases were measured on one H200 in bfloat16, which stands for all types of two b
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
+from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import Crossing, TakenNodes
+from graphfuse.torch.fusion.neighbours import TakenNodes
 
 REACH = 16
 """A measured case stands for rows and columns up to this factor away."""
@@ -99,7 +100,6 @@ class Judged:
 
     key: Node
     taken: TakenNodes
-    crossings: tuple[Crossing, ...]
     saved: float
     behind: str = ""
 
@@ -114,34 +114,27 @@ def declined(judged: Sequence[Judged]) -> dict[Node, str]:
     """Why operators are left, by their keys. What inductor would compute in one kernel with several of them is judged
     once, as all are replaced or none."""
     reasons = dict[Node, str]()
-    for group in _together(judged):
+    for group in linked((one, (id(one), *_nodes(one))) for one in judged):
         moved = dict[Node, int]()  # once, where a tensor is between two of them
-        for crossing in (c for one in group for c in one.crossings):
+        for crossing in (c for one in group for c in one.taken.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
         if sum(moved.values()) > sum(one.saved for one in group):
             reasons |= {one.key: _said(one) for one in group}
     return reasons
 
 
-def _together(judged: Sequence[Judged]) -> Iterator[list[Judged]]:
-    """Operators in groups that have neighbours in common, or are one another's."""
-    groups: list[tuple[set[Node], list[Judged]]] = []
-    for one in judged:
-        own = one.taken.own if one.crossings else ()
-        nodes = {*own, *(n for c in one.crossings for n in (c.tensor, *c.others))}
-        met = [group for group in groups if group[0] & nodes]
-        groups = [group for group in groups if group not in met]
-        sets, lists = [group[0] for group in met], [other for group in met for other in group[1]]
-        groups.append((nodes.union(*sets), [*lists, one]))
-    return (group for _, group in groups)
+def _nodes(one: Judged) -> set[Node]:
+    """Nodes of an operator and its neighbours; none where it has no neighbours."""
+    own = one.taken.own if one.taken.crossings else ()
+    return {*own, *(n for c in one.taken.crossings for n in (c.tensor, *c.others))}
 
 
 def _said(one: Judged) -> str:
-    if not one.crossings:
+    if not one.taken.crossings:
         return one.behind
-    moved = sum(c.moved + c.moved_back for c in one.crossings)
+    moved = sum(c.moved + c.moved_back for c in one.taken.crossings)
     but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
-    why = ", ".join(map(str, one.crossings))
+    why = ", ".join(map(str, one.taken.crossings))
     return f"the operator would move {moved} bytes an element more than inductor alone{but}: {why}"
 
 
@@ -168,18 +161,13 @@ def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
     """Cases at the nearest number of columns, of the numbers of rows next to this one; of all numbers where it varies
     (None)."""
     there = [case for case in CASES if case.what == what and _is_near(case.columns, columns)]
-    by_rows = {
-        n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in _rows(there)
-    }
+    counts = sorted({case.rows for case in there})
+    by_rows = {n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in counts}
     if rows is None:
         return [*by_rows.values()]
-    within = [n for n in by_rows if _is_near(n, rows)]
+    within = [n for n in counts if _is_near(n, rows)]
     next_to = {*[n for n in within if n <= rows][-1:], *[n for n in within if n >= rows][:1]}
     return [by_rows[n] for n in sorted(next_to)]
-
-
-def _rows(cases: Sequence[MeasuredCase]) -> list[int]:
-    return sorted({case.rows for case in cases})
 
 
 def _is_near(a: int, b: int) -> bool:

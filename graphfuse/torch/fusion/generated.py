@@ -61,13 +61,18 @@ def is_free(node: Node) -> bool:
     """True if a node moves nothing: a view, a part, or what returns the tensor that it is given."""
     source = value(node.args[0]) if node.args else None
     if called(node) == "dropout":
-        rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-        return not (node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)) or rate == 0
+        return rate_of_dropout(node) == 0
     if is_op(node, "view", "expand", "permute", "slice") or called(node) in PARTS or _is_item(node):
         return True
     if called(node) == "clone" or not is_op(node, "cast", "same") or source is None:
         return False
     return dtype(node) is source.dtype and all(map(same, value(node).stride(), source.stride()))
+
+
+def rate_of_dropout(node: Node) -> object:
+    """Part of the elements that a dropout drops."""
+    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    return given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0
 
 
 def is_of_rows(node: Node, operand: Node) -> bool:

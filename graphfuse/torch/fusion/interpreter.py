@@ -451,7 +451,7 @@ class _Frame:
                 if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
                     return value(*args)
             elif isinstance(value, FunctionType) and not _is_torchs(value):
-                return self.called_or_whole(value, args, named)
+                return self.domain.call_plain(value, args, named, lambda: self.called(value, args, named))
             elif (call := _called_by(value)) is not None:
                 self.domain.record(function.root, (*function.path, "__class__", "__call__"), call)
                 return self.called(call, [function, *args], named)
@@ -459,17 +459,6 @@ class _Frame:
 
     def called(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
         return _called(self.domain, function, args, self.domain.passed_on(function, named), self.depth + 1)
-
-    def called_or_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
-        """Result of a function, which is called as it is where it cannot be run here."""
-        place = self.domain.place()
-        try:
-            return self.called(function, args, named)
-        except Exception:  # of what a stranger's function does with symbols, too
-            if not self.domain.can_call(function, args, named):
-                raise
-        self.domain.go_back(place)
-        return self.domain.call_whole(function, args, named)
 
 
 def _called_by(value: object) -> FunctionType | None:

@@ -321,6 +321,16 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
 
 
+def number_of_pairs(index: object, rank: int = 0) -> int | None:
+    """0 for an index of the columns of even numbers, 1 for one of those of odd numbers. rank: of what it is of, 0 where
+    nobody knows."""
+    if not isinstance(index, tuple) or index[:-1] not in ((Ellipsis,), (slice(None),) * (rank - 1) or (Ellipsis,)):
+        return None
+    taken = index[-1]
+    is_half = isinstance(taken, slice) and taken.step == 2 and taken.stop is None and taken.start in (None, 0, 1)
+    return (taken.start or 0) if is_half else None
+
+
 def joined(node: object) -> Sequence[Node]:
     """The tensors that a node has one behind the other, along the last dimension; none where it has no such."""
     found = is_op(node, "cat")

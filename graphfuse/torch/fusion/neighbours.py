@@ -7,13 +7,14 @@ them again. What needs a library's result that needs the norm, as a residual sum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import same, value
+from graphfuse.torch.fusion.meaning import is_op, same, value
 
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""
@@ -54,7 +55,7 @@ class Crossing:
                 yield node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TakenNodes:
     """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
     that have what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it
@@ -66,35 +67,18 @@ class TakenNodes:
     own: frozenset[Node]
     is_training: bool
 
-
-class Neighbours:
-    """Neighbours of what operators take of a graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._order = {node: place for place, node in enumerate(graph.nodes)}
-        self._nodes = tuple(graph.nodes)
-
-    def of(self, taken: TakenNodes) -> tuple[Crossing, ...]:
+    @cached_property
+    def crossings(self) -> tuple[Crossing, ...]:
         """The tensors that are moved once more than inductor alone would."""
-        return tuple(_Around(taken, self._order, self._nodes).crossings())
+        return tuple(self._crossings())
 
-
-class _Around:
-    def __init__(self, taken: TakenNodes, order: Mapping[Node, int], nodes: tuple[Node, ...]) -> None:
-        self._taken, self._order, self._own = taken, order, taken.own
-        self._made, self._read = taken.made, taken.read
-        last = max((order[user] for t in (*self._made, *self._read) for user, _ in self._readers(t)), default=0)
-        first = min(map(order.__getitem__, self._made))
-        self._depends = self._dependent(nodes[first : last + 1])
-        self._upstream = self._needed()
-
-    def crossings(self) -> Iterator[Crossing]:
-        for tensor in self._made:
+    def _crossings(self) -> Iterator[Crossing]:
+        for tensor in self.made:
             fused, recomputed, kept = self._divided(tensor)
             moves = bool(fused) + (not kept and bool(fused or recomputed))
             if moves:
                 yield self._crossing(tensor, (*fused, *recomputed), "behind it", moves)
-        for tensor in self._read:
+        for tensor in self.read:
             maker = self._maker(tensor)
             fused, recomputed, kept = self._divided(tensor)
             if maker is not None:
@@ -103,8 +87,8 @@ class _Around:
                 yield self._crossing(tensor, fused, "beside it", 1)
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
-        taken, width = self._taken, value(tensor).dtype.itemsize
-        has_backward = taken.is_training and value(tensor).requires_grad
+        width = value(tensor).dtype.itemsize
+        has_backward = self.is_training and value(tensor).requires_grad
         back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
         return Crossing(tensor, others, where, moves * width, back * width)
 
@@ -113,9 +97,14 @@ class _Around:
         for user in node.users:
             if not generated.reads(user):
                 continue
-            if user not in self._own and generated.is_free(user) or user in self._own and _is_cast(user):
+            if (
+                user not in self.own
+                and generated.is_free(user)
+                or user in self.own
+                and is_op(user, "cast", "same", "view")
+            ):
                 yield from self._readers(user)
-            elif user not in self._own:
+            elif user not in self.own:
                 yield user, node
 
     def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
@@ -127,7 +116,7 @@ class _Around:
                 fused.append(user)
             elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
                 kept.append(user)
-            elif is_as_large(given, self._made[0]) and generated.is_of_rows(user, given):
+            elif is_as_large(given, self.made[0]) and generated.is_of_rows(user, given):
                 fused.append(user)
             else:
                 recomputed.append(user)
@@ -142,22 +131,26 @@ class _Around:
             return None
         return node
 
-    def _dependent(self, nodes: tuple[Node, ...]) -> dict[Node, int]:
-        found = dict.fromkeys(self._made, _BESIDE)
-        for node in nodes:
+    @cached_property
+    def _depends(self) -> dict[Node, int]:
+        """Dependence of nodes on what the site makes, up to its last reader."""
+        readers = [user for t in (*self.made, *self.read) for user, _ in self._readers(t)]
+        found, first, last = dict.fromkeys(self.made, _BESIDE), min(self.made), max((*readers, *self.made))
+        for node in (node for node in first.graph.nodes if first <= node <= last):
             how = max((found.get(t, 0) for t in node.all_input_nodes), default=0)
             if node not in found and how:
-                is_through = node in self._own or generated.is_free(node) or generated.is_generated(node)
+                is_through = node in self.own or generated.is_free(node) or generated.is_generated(node)
                 found[node] = how if is_through else _BEHIND
         return found
 
-    def _needed(self) -> set[Node]:
+    @cached_property
+    def _upstream(self) -> set[Node]:
         """Nodes that read what the site does, and make what it needs."""
-        first = min(map(self._order.__getitem__, self._read))
-        seen, waiting = set[Node](), [*self._taken.needed]
+        first = min(self.read)
+        seen, waiting = set[Node](), [*self.needed]
         while waiting:
             node = waiting.pop()
-            if node not in seen and self._order[node] > first:
+            if node not in seen and node > first:
                 seen.add(node)
                 waiting += node.all_input_nodes
         return seen
@@ -166,10 +159,6 @@ class _Around:
 def _title(node: Node) -> str:
     name = generated.title(node)
     return name if generated.is_generated(node) else f"autocast's cast for {name}"
-
-
-def _is_cast(node: Node) -> bool:
-    return generated.is_op(node, "cast", "same", "view") is not None
 
 
 def is_as_large(a: Node, b: Node) -> bool:

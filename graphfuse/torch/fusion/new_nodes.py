@@ -27,6 +27,11 @@ def record(node: Node, of: Node, made: Callable[[torch.Tensor], torch.Tensor]) -
         node.meta |= {key: made(of.meta[key]) for key in KEYS if key in of.meta}
 
 
+def tell_as(node: Node, old: Node) -> None:
+    """Records of a node what is recorded of that whose place it takes."""
+    node.meta |= {key: old.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in old.meta}
+
+
 def permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """The node with its dimensions in an order."""
     return node if [*order] == sorted(order) else put(graph, torch.ops.aten.permute.default, node, [*order])

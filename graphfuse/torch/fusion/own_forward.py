@@ -37,7 +37,6 @@ class OwnForward:
                 return type(self_).forward(self_, *given, **named)
             return function(self_, *given, **named)
 
-        forward.__wrapped__ = self.function  # whose arguments inspect.signature tells
         return forward
 
 

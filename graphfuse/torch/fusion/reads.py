@@ -1,6 +1,6 @@
 """What a function read of its module and of the world, and the check that it would read the same now."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -75,6 +75,14 @@ def watched(reads: Iterable[Read]) -> Callable[[torch.nn.Module], bool]:
     own, others = of.pop(0, []), list(of.values())
     first, checks = (others[0], [_check(other) for other in others[1:]]) if others else ([], [])
     return _check([*own, *first], *checks)
+
+
+def hold(watches: Sequence[Callable[[torch.nn.Module], bool]], modules: Sequence[torch.nn.Module]) -> bool:
+    """True if what was read of each of some modules is as it was."""
+    try:
+        return all(watch(module) for watch, module in zip(watches, modules, strict=True))
+    except AttributeError:  # of another way through a forward
+        return False
 
 
 def _check(reads: list[Read], *more: Callable[..., bool]) -> Callable[..., bool]:

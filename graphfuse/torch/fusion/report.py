@@ -8,13 +8,6 @@ from rich.table import Table
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a module is left that looks like one that is replaced."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """A place in a model.
 

@@ -47,6 +47,15 @@ class Child:
     name: str
 
 
+def why_left(error: Exception) -> str:
+    """Why a forward is left whose trace ended with an error. It is a stranger's code, which was written for other
+    inputs."""
+    if isinstance(error, ForwardDeclined):
+        return f"its forward is not straight: {error}"
+    said = str(error).splitlines()[0][:120] if str(error) else ""
+    return f"its forward cannot be traced: {type(error).__name__}: {said}"
+
+
 class Domain:
     """Meaning of symbols, and of what is done with them. reads: what was read, in order."""
 
@@ -108,19 +117,11 @@ class Domain:
         """Module in a list of modules."""
         raise ForwardDeclined("reads a module of several")
 
-    def place(self) -> object:
-        """Place that a trace has come to."""
-        return None
-
-    def go_back(self, place: object) -> None:
-        """Forgets what was done since."""
-
-    def can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
-        """True if a function that cannot be run here may be called as it is, in each call again."""
-        return False
-
-    def call_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
-        raise NotImplementedError
+    def call_plain(
+        self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
+    ) -> object:
+        """Result of a plain function. run: runs it here, and raises where it cannot."""
+        return run()
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
         raise ForwardDeclined(f"calls self.{child.name}")

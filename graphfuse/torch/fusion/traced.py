@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.base.wording import with_article
@@ -28,6 +28,9 @@ _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add su
 _ANY_COLUMNS = 64
 _ROWS = (7, 5, 11, 3, 2)
 """Extents of rows. A forward that makes views with one of them as a number is declined."""
+
+Source = int | tuple[int, str]
+"""The number of a full tensor, or that of a module and the name of its tensor."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class CallSequence:
             is_module = isinstance(call.function, int)
             values.append(called(call.function, args, named) if is_module else call.function(*args, **named))
         return [values[number] for number in self.made]
+
+    def of_modules(self, modules: Sequence[torch.nn.Module], given: Sequence[object]) -> list[object]:
+        """Values that they return, of these modules."""
+        return self.run(given, lambda number, args, named: modules[number](*args, **named))
 
 
 @dataclass(frozen=True)
@@ -129,13 +136,13 @@ def required(module: torch.nn.Module) -> list[str]:
 class Traced:
     """Trace of calls with full tensors of one type and shape.
 
-    sources: by placeholder, the number of a full tensor, or that of a module and the name of its tensor.
+    sources: by placeholder.
     reads: of everything else, for each module.
     autocasts: whether autocast may compute a step of it in another type.
     """
 
     graph: Graph
-    sources: Mapping[Node, int | tuple[int, str]]
+    sources: Mapping[Node, Source]
     reads: tuple[tuple[Read, ...], ...]
     autocasts: bool
 
@@ -261,32 +268,53 @@ def traced(
     rank: int,
 ) -> Traced:
     """The graph of calls. types: of full tensors, and of parameters. Raises Declined, and whatever forwards raise."""
-    shape, domains = of.shape(rank), list[Tensors]()
-    own = [(number, name) for number, module in enumerate(modules) for name, _ in tensors_of(module)]
+    sources, domains = sources_of(calls, modules), dict[int, Tensors]()
+    kinds = ((of.shape(rank), types[0]) if isinstance(source, int) else (of.extents, types[1]) for source in sources)
+    given = [torch.ones(shape, dtype=kind, device="cpu") for shape, kind in kinds]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        made = recorded(calls, modules, given, domains, of)
+        _Valued(made).run(*given)
+    places = made.graph.find_nodes(op="placeholder")
+    reads = tuple(tuple(domains[number].reads.values()) for number in range(len(modules)))
+    autocasts = any(domain.autocasts for domain in domains.values())
+    return Traced(unchanging(made.graph), dict(zip(places, sources, strict=True)), reads, autocasts)
 
-    def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
-        return run(domains[number], type(modules[number]).forward, args, named)
 
-    def computed(full: Sequence[torch.Tensor], members: Sequence[torch.Tensor]) -> list[object]:
-        for i, module in enumerate(modules):
-            values = {name: t for (number, name), t in zip(own, members, strict=True) if number == i}
-            domains.append(Tensors(module, values, shape, of))
-        made = calls.run(full, called)
+def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:
+    """Tensors that calls read, those that they are given first."""
+    own = ((number, name) for number, module in enumerate(modules) for name, _ in tensors_of(module))
+    return (*range(calls.given), *own)
+
+
+def recorded(
+    calls: CallSequence,
+    modules: Sequence[torch.nn.Module],
+    given: Sequence[torch.Tensor],
+    domains: dict[int, Tensors],
+    of: Probe | None = None,
+) -> GraphModule:
+    """Calls with given tensors, which are as of `sources_of`. domains: gets those of modules, by number, also where one
+    raises. of: what modules are looked at by, together; None where each is by itself."""
+    sources = sources_of(calls, modules)
+
+    def computed(*flat: torch.Tensor) -> list[object]:
+        def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
+            module, full = modules[number], next(v for v in (*args, *named.values()) if isinstance(v, torch.Tensor))
+            values = {s[1]: t for s, t in zip(sources, flat, strict=True) if isinstance(s, tuple) and s[0] == number}
+            if number not in domains:
+                by = of or probe((module,))
+                if by is None:
+                    raise ForwardDeclined("has parameters that are no vectors of one length")
+                domains[number] = Tensors(module, values, full.shape, by)
+            return run(domains[number], type(module).forward, args, named)
+
+        made = calls.run(flat[: calls.given], called)
         for one in made:
             if not isinstance(one, torch.Tensor):
                 raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
         return made
 
-    full = [torch.ones(shape, dtype=types[0], device="cpu") for _ in range(calls.given)]
-    members = [torch.ones(of.extents, dtype=types[1], device="cpu") for _ in own]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        made = make_fx(computed)(full, members)
-        _Valued(made).run(*full, *members)
-    graph = made.graph
-    places = [node for node in graph.nodes if node.op == "placeholder"]
-    reads = tuple(tuple(domain.reads.values()) for domain in domains)
-    sources = dict(zip(places, (*range(calls.given), *own), strict=True))
-    return Traced(unchanging(graph), sources, reads, any(domain.autocasts for domain in domains))
+    return make_fx(computed)(*given)
 
 
 class _Valued(Interpreter):

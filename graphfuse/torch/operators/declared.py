@@ -22,8 +22,8 @@ def epsilon(eps: float | None, x: Tensor) -> float:
 
 
 def _norm(name: str, **kind: bool) -> Operator:
-    norm = Norm(**kind)
-    return differentiable(name, norm, NormByColumns(norm))
+    by_columns = NormByColumns(Norm(**kind))
+    return differentiable(name, by_columns.norm, by_columns.forward, by_columns.backward)
 
 
 RMS_NORM = _norm("rms_norm")

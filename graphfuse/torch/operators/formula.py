@@ -9,16 +9,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from graphfuse.base.errors import VariantPackTypeError
 from graphfuse.functional.declaration import Columns
+from graphfuse.functional.operator import LIBRARY
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
 from graphfuse.torch.operators.computation import Computation
-from graphfuse.torch.operators.step import GraphOperator, declared, defined, entered, made_once
+from graphfuse.torch.operators.step import GraphOperator, called, declared, defined, made_once, within_dispatcher
 
 _observed = torch_private.observed()
 
@@ -39,26 +39,27 @@ class Operator:
     gradients: Callable[..., object]
 
 
-class ByColumns(Protocol):
-    """Graphs of an operator that run where columns are split over ranks."""
-
-    forward: Columns
-    backward: Columns
-
-
-def differentiable(name: str, of: Computation, by_columns: ByColumns | None = None) -> Operator:
+def differentiable(
+    name: str, of: Computation, forward: Columns | None = None, backward: Columns | None = None
+) -> Operator:
     """The operator of (*of.tensors, *of.numbers, *of.options) -> of.results, and torch's operators
-    ``graphfuse::NAME...``."""
-    forward, backward = (None, None) if by_columns is None else (by_columns.forward, by_columns.backward)
+    ``graphfuse::NAME...``. forward, backward: how it runs where columns are split over ranks."""
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
     inference = defined(declared(name, of.inference, given, of.options, forward), seen=True)
     training = defined(declared(f"{name}_training", of.training, given, of.options, forward))
     read = *of.numbers_kept, *of.options, *asked
     gradients = defined(declared(f"{name}_backward", of.backward, read, of.options, backward))
     watched = (*(a.name for a in of.differentiated), *of.numbers)
-    run = entered(name, inference, *(formula(name, of, training, gradients, alone) for alone in (False, True)), watched)
-    names = tuple(a.name for a in of.tensors)
-    return Operator(names, run, inference.function, training.function, gradients.function)
+    seen, alone = (formula(name, of, training, gradients, alone) for alone in (False, True))
+    apply_alone, names = torch_private.single_level_apply(alone), tuple(a.name for a in of.tensors)
+    run = within_dispatcher(name, inference, seen.apply, apply_alone, watched)
+
+    def below_autograd(keyset, *values):
+        return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
+
+    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
+    entry = called(name, inference, apply_alone, watched)
+    return Operator(names, entry, inference.function, training.function, gradients.function)
 
 
 @dataclass

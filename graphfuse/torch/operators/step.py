@@ -13,7 +13,7 @@ from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.functional import sharding
 from graphfuse.functional.declaration import Columns, Function, Variant
 from graphfuse.functional.function import define
-from graphfuse.functional.operator import LIBRARY, pass_by_autograd
+from graphfuse.functional.operator import pass_by_autograd
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, text, when, written
 
@@ -89,25 +89,6 @@ def made_once(name: str, gradients: Callable[..., object]) -> Callable[..., obje
     return Once.apply
 
 
-def entered(
-    name: str,
-    inference: GraphOperator,
-    formula: type[torch.autograd.Function],
-    alone: type[torch.autograd.Function],
-    watched: Sequence[str],
-) -> Callable[..., object]:
-    """Function that users call, ``graphfuse::NAME``: the inference graph; with gradients, the formula, which autograd
-    sees. alone: the formula for calls that nobody else wants to see. watched: as of ``called``."""
-    apply, apply_alone = formula.apply, torch_private.single_level_apply(alone)
-    run = within_dispatcher(name, inference, apply, apply_alone, watched)
-
-    def below_autograd(keyset, *values):
-        return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
-
-    LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    return called(name, inference, apply_alone, watched)
-
-
 def within_dispatcher(
     name: str,
     inference: GraphOperator,
@@ -137,8 +118,8 @@ def within_dispatcher(
 def called(
     name: str, inference: GraphOperator, apply_alone: Callable[..., object], watched: Sequence[str]
 ) -> Callable[..., object]:
-    """Function that runs the inference graph, or a formula, as ``entered`` has it. apply_alone: the formula for calls
-    that nobody else wants to see. watched: those of the parameters that have gradients.
+    """Function that runs the inference graph, or with gradients the formula. apply_alone: that for calls that nobody
+    else wants to see. watched: those of the parameters that have gradients.
 
     Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     listens there.

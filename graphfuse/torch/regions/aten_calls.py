@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, same, several, told, writes
@@ -104,10 +104,7 @@ def calls_of(
         aliases |= {id(t): t.detach() for t in tensors}
 
     def given(a: Node) -> object:
-        made = recorded(a)
-        if isinstance(made, list | tuple):
-            return tuple(aliases.get(id(t), t) for t in made)
-        return aliases.get(id(made), made)
+        return map_aggregate(recorded(a), lambda t: aliases.get(id(t), t))
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
     try:

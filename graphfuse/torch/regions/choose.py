@@ -18,6 +18,7 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
@@ -72,9 +73,9 @@ def find(
 
     for one in groups(graph, left):
         inside = one.inside(graph)
-        if together and len({node in inside for node in left if _is_of_rows(node)}) > 1:
+        if together and len({node in inside for node in left if generated.is_reduction(node) or turned(node)}) > 1:
             of_rows = TranslatedGraph(-1, one, inside, of_rows=True)
-            take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program))
+            take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
         if one.is_flat:  # which are rows as they are
             continue
@@ -96,35 +97,17 @@ def find(
     return [replace(region, apart=why) for region, why in zip(found, said, strict=True)]
 
 
-def reduces_rows_and_parts(program: Program) -> bool:
-    """True if a program reduces or turns rows, and parts of them."""
-    return _is_of_both(program.steps)
-
-
-def _is_of_both(steps: Sequence[ProgramStep]) -> bool:
+def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
+    """True if steps reduce or turn rows, and parts of them."""
     return len({step.part for step in steps if step.op in _ANCHORS or step.op == "turn_pairs"}) > 1
-
-
-def _is_of_rows(node: Node) -> bool:
-    return generated.is_reduction(node) or turned(node) is not None
 
 
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     """Nodes that a region may have: what hangs together with a reduction, or reads the same. To translate the others
     would take long, as it runs them."""
-    above: dict[Node, Node] = {}
-
-    def root(node: Node) -> Node:
-        while (there := above.setdefault(node, node)) is not node:
-            above[node] = node = above[there]
-        return node
-
-    found = [n for n in graph.nodes if n in parts and (generated.is_generated(n) or generated.is_free(n))]
-    for node in found:
-        for t in node.all_input_nodes:
-            above[root(t)] = root(node)
-    reduced = {root(node) for node in found if generated.is_reduction(node)}
-    return {node for node in found if root(node) in reduced}
+    found = (n for n in graph.nodes if n in parts and (generated.is_generated(n) or generated.is_free(n)))
+    groups = linked((node, (node, *node.all_input_nodes)) for node in found)
+    return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
 
 
 def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph) -> list[TorchRegion]:
@@ -146,8 +129,8 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
     _raise_levels(graph, translation, levels)
     _drop_unread(graph, translation)
     visible = _visible(translation)
-    components = (_Component(translation, visible, steps) for steps in _components(translation, levels, parts))
-    return [region for component in components for region in component.regions()]
+    components = _components(translation, levels, parts)
+    return [region for steps in components for region in _regions(translation, visible, steps)]
 
 
 def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node, int]) -> None:
@@ -178,23 +161,19 @@ def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node,
 
 def _components(
     translation: TranslatedGraph, levels: Mapping[Node, int], parts: Mapping[Node, int]
-) -> Iterator[Sequence[OwnedStep]]:
+) -> Sequence[Sequence[OwnedStep]]:
     """Steps in groups that hang together, or read the same tensor, and that nothing else stands between."""
-    group: dict[OwnedStep, list[OwnedStep]] = {}
-    first: dict[object, OwnedStep] = {}
-    for step in translation.steps:
-        group[step] = [step]
-        key = levels[step.owner], parts[step.owner]
+
+    def place(step: OwnedStep) -> tuple[int, int]:
+        return levels[step.owner], parts[step.owner]
+
+    def keys(step: OwnedStep) -> Sequence[object]:
         values = [v for v in step.inputs.values() if isinstance(v, Value)]
-        beside = [v.step for v in values if v.step is not None and (levels[v.step.owner], parts[v.step.owner]) == key]
+        beside = (v.step for v in values if v.step is not None and place(v.step) == place(step))
         shared = (step.owner, *(id(v.tensor) for v in values if v.step is None and v.tensor.dim() > 1))
-        for other in (*beside, *(first.setdefault((key, one), step) for one in shared)):
-            if group[other] is not group[step]:
-                joined = group[other] + group[step]
-                group |= dict.fromkeys(joined, joined)
-    order = {step: n for n, step in enumerate(translation.steps)}
-    for steps in {id(steps): steps for steps in group.values()}.values():
-        yield sorted(steps, key=order.__getitem__)
+        return (step, *beside, *((place(step), one) for one in shared))
+
+    return linked((step, keys(step)) for step in translation.steps)
 
 
 def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
@@ -207,65 +186,59 @@ def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
     return found
 
 
-class _Component:
-    """Steps that hang together, as an op graph."""
+def _regions(
+    translation: TranslatedGraph, visible: Mapping[OwnedStep, Node], steps: Sequence[OwnedStep]
+) -> Iterator[TorchRegion]:
+    """Regions of steps that hang together."""
+    steps = _read(steps, visible)
+    assembled = _Assembled.of(steps, visible, translation) if _reduces(steps) else None
+    for chosen in () if assembled is None else _chosen(translation, assembled):
+        found = _Assembled.of(_without_casts(chosen, visible), visible, translation)
+        if found is not None and isinstance(found.region, TorchRegion):
+            yield found.region
+        elif found is not None:
+            translation.declined |= {step.owner: found.region for step in chosen}
 
-    def __init__(self, translation: TranslatedGraph, visible: Mapping[OwnedStep, Node], steps: Sequence[OwnedStep]):
-        self._translation, self._visible = translation, visible
-        self._steps = self._read(steps)
 
-    def _read(self, steps: Sequence[OwnedStep]) -> tuple[OwnedStep, ...]:
-        """Steps of which somebody reads the result, as nobody may read the mean beside a variance."""
-        found: list[OwnedStep] = []
-        read: set[OwnedStep | None] = {*self._visible}
-        for step in reversed(steps):
-            if step in read:
-                found.append(step)
-                read.update(v.step for v in step.inputs.values() if isinstance(v, Value))
-        return tuple(reversed(found))
+def _read(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
+    """Steps of which somebody reads the result, as nobody may read the mean beside a variance."""
+    found: list[OwnedStep] = []
+    read: set[OwnedStep | None] = {*visible}
+    for step in reversed(steps):
+        if step in read:
+            found.append(step)
+            read.update(v.step for v in step.inputs.values() if isinstance(v, Value))
+    return found[::-1]
 
-    def regions(self) -> Iterator[TorchRegion]:
-        if not any(step.op in _ANCHORS for step in self._steps):
-            return
-        assembled = self._assembled(self._steps)
-        if assembled is None:
-            return
-        for steps in self._chosen(assembled):
-            found = self._assembled(self._without_casts(steps))
-            if found is not None and isinstance(found.region, TorchRegion):
-                yield found.region
-            elif found is not None:
-                self._translation.declined |= {step.owner: found.region for step in steps}
 
-    def _without_casts(self, steps: tuple[OwnedStep, ...]) -> tuple[OwnedStep, ...]:
-        """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
-        read = {v.step for step in steps for v in step.inputs.values() if isinstance(v, Value)}
-        return tuple(step for step in steps if step in read or not self._is_cast_at_end(step))
+def _reduces(steps: Sequence[OwnedStep]) -> bool:
+    return any(step.op in _ANCHORS for step in steps)
 
-    def _is_cast_at_end(self, step: OwnedStep) -> bool:
-        of = step.inputs.get("input")
-        if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*self._visible}:
-            return False
-        return all(generated.is_generated(user) or generated.is_free(user) for user in self._visible[step].users)
 
-    def _chosen(self, assembled: _Assembled) -> Iterator[tuple[OwnedStep, ...]]:
-        """Groups of steps that are a kernel each."""
-        owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
-        owned = tuple(owners.index(step.owner) for step in assembled.steps)
-        device = device_of(assembled.device)
-        given = assembled.program.text, assembled.dims, assembled.strides, owned, device
-        kernels, declined, refused = _kernels(*given)
-        self._translation.declined |= {owners[number]: why for number, why in declined}
-        for owner in owners if refused else ():
-            if self._translation.part(owner):
-                self._translation.why.setdefault(owner, refused)
-        for numbers in kernels:
-            steps = tuple(assembled.steps[n] for n in numbers)
-            if any(step.op in _ANCHORS for step in steps):
-                yield steps
+def _without_casts(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
+    """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
+    read = {v.step for step in steps for v in step.inputs.values() if isinstance(v, Value)}
+    return [step for step in steps if step in read or not _is_cast_at_end(step, visible)]
 
-    def _assembled(self, steps: Sequence[OwnedStep]) -> _Assembled | None:
-        return _Assembled.of(steps, self._visible, self._translation)
+
+def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
+    of = step.inputs.get("input")
+    if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*visible}:
+        return False
+    return all(generated.is_generated(user) or generated.is_free(user) for user in visible[step].users)
+
+
+def _chosen(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
+    """Groups of steps that are a kernel each."""
+    owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
+    owned = tuple(owners.index(step.owner) for step in assembled.steps)
+    given = assembled.program.text, assembled.dims, assembled.strides, owned, device_of(assembled.device)
+    kernels, declined, refused = _kernels(*given)
+    translation.declined |= {owners[number]: why for number, why in declined}
+    for owner in owners if refused else ():
+        if translation.part(owner):
+            translation.why.setdefault(owner, refused)
+    yield from filter(_reduces, ([assembled.steps[n] for n in numbers] for numbers in kernels))
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -294,7 +267,7 @@ def _kernels(
             return False
         serving = (e for e in known.engines if isinstance(facts, e.facts) and heur_mode.OPENSOURCE in e.modes)
         reasons = [engine.why_not(facts, device) for engine in serving]
-        if None not in reasons and _is_of_both([program.steps[n] for n in numbers[number]]):
+        if None not in reasons and reduces_rows_and_parts([program.steps[n] for n in numbers[number]]):
             refused.extend(map(str, reasons))
         if None not in reasons and reasons:
             declined.update(dict.fromkeys(owners, str(reasons[0])))

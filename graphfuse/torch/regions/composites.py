@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 
 import torch
 
@@ -98,7 +98,7 @@ def _cast(d: CallDrawing) -> Value:
     return d.step("identity", {"input": x})
 
 
-@functools.cache
+@cache
 def _saturates(dtype: torch.dtype) -> bool:
     """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
     with torch_private.without_modes():  # that of a compiler has tensors without values
@@ -132,7 +132,7 @@ def _clamp(d: CallDrawing, low: object, high: object) -> Value:
     return _limited(d, low, high, at_limits=_clamp_has_gradients_at_limits())
 
 
-@functools.cache
+@cache
 def _clamp_has_gradients_at_limits() -> bool:
     """True if the gradient of a clamped value that equals its limit is 1; from torch 2.15 it is 0."""
     with torch_private.without_modes(), torch.enable_grad():
@@ -156,34 +156,27 @@ def _limited(d: CallDrawing, low: object, high: object, at_limits: bool = False)
     return x
 
 
-def _reduced(mode: str) -> Callable[[CallDrawing], Value]:
-    def draw(d: CallDrawing) -> Value:
-        x, arguments = d["self"], d.call.arguments
-        if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
-            raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
-        return d.reduced(mode, x, arguments["dim"], bool(arguments.get("keepdim")), d.out.dtype)
-
-    return draw
+def _reduced(mode: str, d: CallDrawing) -> Value:
+    x, arguments = d["self"], d.call.arguments
+    if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
+        raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
+    return d.reduced(mode, x, arguments["dim"], bool(arguments.get("keepdim")), d.out.dtype)
 
 
-def _extreme(mode: str) -> Callable[[CallDrawing], Value]:
+def _extreme(mode: str, d: CallDrawing) -> Value:
     """The first of two results, beside which torch returns where it is. That of equal elements which torch names, the
     first, has the whole gradient; NaN is beyond all others."""
-
-    def draw(d: CallDrawing) -> Value:
-        x, dim = d["self"], d["dim"]
-        if not any(t.requires_grad for t in several(told(d.node)) if isinstance(t, torch.Tensor)):
-            return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
-        most = d.reduced(mode, x, dim, True, torch.float32)
-        is_nan = d.between("cmp_neq", input=x, comparison=x)
-        is_most = d.between("logical_or", a=d.between("cmp_eq", input=x, comparison=most), b=is_nan)
-        number = d.step("gen_index", {"input": x}, {"axis": -1}, shape=x.shape, dtype=torch.float32)
-        candidate = d.between("binary_select", input0=number, input1=_BEYOND_COLUMNS, mask=is_most)
-        is_first = d.between("cmp_eq", input=number, comparison=d.reduced("MIN", candidate, dim, True, torch.float32))
-        alone = d.between("binary_select", input0=x, input1=0.0, mask=is_first)
-        return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
-
-    return draw
+    x, dim = d["self"], d["dim"]
+    if not any(t.requires_grad for t in several(told(d.node)) if isinstance(t, torch.Tensor)):
+        return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
+    most = d.reduced(mode, x, dim, True, torch.float32)
+    is_nan = d.between("cmp_neq", input=x, comparison=x)
+    is_most = d.between("logical_or", a=d.between("cmp_eq", input=x, comparison=most), b=is_nan)
+    number = d.step("gen_index", {"input": x}, {"axis": -1}, shape=x.shape, dtype=torch.float32)
+    candidate = d.between("binary_select", input0=number, input1=_BEYOND_COLUMNS, mask=is_most)
+    is_first = d.between("cmp_eq", input=number, comparison=d.reduced("MIN", candidate, dim, True, torch.float32))
+    alone = d.between("binary_select", input0=x, input1=0.0, mask=is_first)
+    return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
 
 def _length(d: CallDrawing) -> Value:
@@ -215,19 +208,15 @@ def _deviation(d: CallDrawing) -> Value:
     return d.step("mul", {"a": length, "b": count**-0.5}, shape=d.out.shape)
 
 
-def _with_mean(draw: Callable[[CallDrawing], Value]) -> Callable[[CallDrawing], tuple[Value, Value]]:
-    return lambda d: (draw(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype))
+def _with_mean(draw: Callable[[CallDrawing], Value], d: CallDrawing) -> tuple[Value, Value]:
+    return draw(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _added(op: str) -> Callable[[CallDrawing], Value]:
+def _added(op: str, d: CallDrawing) -> Value:
     """The sum of a tensor and what an op makes of two others, times a number."""
-
-    def draw(d: CallDrawing) -> Value:
-        made = d.between(op, a=d["tensor1"], b=d["tensor2"])
-        made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
-        return d.step("add", {"a": d["self"], "b": made})
-
-    return draw
+    made = d.between(op, a=d["tensor1"], b=d["tensor2"])
+    made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
+    return d.step("add", {"a": d["self"], "b": made})
 
 
 def _interpolated(d: CallDrawing) -> Value:
@@ -244,12 +233,9 @@ def _interpolated(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": near, "input1": far, "mask": is_near})
 
 
-def _of_rows(op: str) -> Callable[[CallDrawing], Value]:
-    def draw(d: CallDrawing) -> Value:
-        d.columns(d["self"], d["dim"])
-        return d.step(op, {"input": d["self"]}, {"axis": -1})
-
-    return draw
+def _of_rows(op: str, d: CallDrawing) -> Value:
+    d.columns(d["self"], d["dim"])
+    return d.step(op, {"input": d["self"]}, {"axis": -1})
 
 
 def _logsumexp(d: CallDrawing) -> Value:
@@ -295,22 +281,22 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
     "hardtanh.default": lambda d: _limited(d, d["min_val"], d["max_val"]),
-    "mean.dim": _reduced("AVG"),
-    "sum.dim_IntList": _reduced("ADD"),
-    "amax.default": _reduced("MAX"),
-    "amin.default": _reduced("MIN"),
-    "max.dim": _extreme("MAX"),
-    "min.dim": _extreme("MIN"),
+    "mean.dim": partial(_reduced, "AVG"),
+    "sum.dim_IntList": partial(_reduced, "ADD"),
+    "amax.default": partial(_reduced, "MAX"),
+    "amin.default": partial(_reduced, "MIN"),
+    "max.dim": partial(_extreme, "MAX"),
+    "min.dim": partial(_extreme, "MIN"),
     "linalg_vector_norm.default": _length,
     "var.correction": _variance,
-    "var_mean.correction": _with_mean(_variance),
+    "var_mean.correction": partial(_with_mean, _variance),
     "std.correction": _deviation,
-    "std_mean.correction": _with_mean(_deviation),
-    "addcmul.default": _added("mul"),
-    "addcdiv.default": _added("div"),
+    "std_mean.correction": partial(_with_mean, _deviation),
+    "addcmul.default": partial(_added, "mul"),
+    "addcdiv.default": partial(_added, "div"),
     **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _interpolated),
-    "_softmax.default": _of_rows("softmax"),
-    "_log_softmax.default": _of_rows("log_softmax"),
+    "_softmax.default": partial(_of_rows, "softmax"),
+    "_log_softmax.default": partial(_of_rows, "log_softmax"),
     "logsumexp.default": _logsumexp,
     "native_layer_norm.default": _layer_norm,
     "_fused_rms_norm.default": _rms_norm,

@@ -179,8 +179,7 @@ class RegionGraphs(Computation):
 
     @cached_property
     def statistics(self) -> tuple[TensorParameter, ...]:
-        others = {a.name for a in (*self.tensors, *self.results)}
-        first, names = self.program.inputs[0].name, (name for name in self.kept if name not in others)
+        first, names = self.program.inputs[0].name, (name for name in self.kept if name not in self._named)
         rules = ((name, _rule(self._statistic(name), first)) for name in names)
         return tuple(TensorParameter(name, STATISTICS, of, written=True, new=torch.float32) for name, of in rules)
 
@@ -255,17 +254,18 @@ class RegionGraphs(Computation):
 
     def _forward(self, d: DrawnGraph) -> None:
         given = {one.name: read_input(d, one) for one in self.program.inputs}
-        kept = self._own_statistics(d)
+        # Statistics; gradients are not asked about where there is none.
+        kept = [name for name in d.layouts if name not in self._named]
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
             d.store_read(name, named(d.graph, name))
         for one in self.program.outputs:
             d.store(one.name, made[one.step], of_rows=one.extents.without_columns)
 
-    def _own_statistics(self, d: DrawnGraph) -> Sequence[str]:
-        """Names of statistics among the arguments of a drawing; gradients are not asked about where there is none."""
-        others = {a.name for a in (*self.tensors, *self.results)}
-        return [name for name in d.layouts if name not in others]
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        """Names of what it takes and returns."""
+        return frozenset(a.name for a in (*self.tensors, *self.results))
 
     def _backward(self, d: DrawnGraph) -> None:
         shape = d.layouts[self.first].shape

@@ -81,16 +81,12 @@ def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
     found = dict[Groups, None]()
     for node in graph.nodes:
         viewed = _viewed(node) if node in nodes else None
-        if viewed is not None and not _is_of_pairs(node):
+        # Of pairs of columns that are turned, or were stacked side by side, nobody speaks as of groups.
+        if viewed is not None and turned_within(node) is None and len(stacked(node.args[0])) != 2:
             beside = (node.args[0],) if viewed[1] else node.users
             if any(other in nodes and not generated.is_free(other) for other in beside):
                 found[viewed[0]] = None
     return [*found]
-
-
-def _is_of_pairs(node: Node) -> bool:
-    """True for a view of a row as pairs of columns that are turned, or of columns that were stacked side by side."""
-    return turned_within(node) is not None or len(stacked(node.args[0])) == 2
 
 
 def _viewed(node: Node) -> tuple[Groups, bool] | None:

@@ -22,7 +22,7 @@ from graphfuse.torch.fusion.meaning import (
     with_types_said,
     without_writes,
 )
-from graphfuse.torch.fusion.neighbours import Neighbours, TakenNodes, is_as_large
+from graphfuse.torch.fusion.neighbours import TakenNodes, is_as_large
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
@@ -51,7 +51,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     others = dict[Node, str]()
     fitting = (part for region in find(graph, parts, why_left=others) for part in _fitting(graph, region))
     found = [part for region in fitting for part in _trainable(graph, region)]
-    reasons = _declined(module, found) if declines else {}
+    reasons = _declined(found) if declines else {}
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
     reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
@@ -78,8 +78,7 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
 def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region, or those of its nodes on both sides of what is in the way of one operator."""
     node, is_fit = fits(graph, region, region.inputs)
-    order = {node: n for n, node in enumerate(graph.nodes)}
-    sides = {n: order[n] > order[node] for n in region.nodes}
+    sides = {n: n > node for n in region.nodes}
     if is_fit or len({*sides.values()}) == 1:
         return [region]
     return [part for one in find(graph, sides) for part in _fitting(graph, one)]
@@ -88,16 +87,15 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region; where kernels do not make its gradients, those of rows, or of parts of them, alone, and those without
     turns of pairs, or without what it computes of vectors alone."""
-    if reduces_rows_and_parts(region.program) and _untrainable(region):
-        apart = find(graph, dict.fromkeys(region.nodes, 0), together=False)
-        return [part for one in apart for part in _trainable(graph, one)]
-    straight = [n for n in region.nodes if turned(n) is None]
-    if len(straight) < len(region.nodes) and _untrainable(region):
-        return [part for one in find(graph, dict.fromkeys(straight, 0)) for part in _trainable(graph, one)]
-    own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
-    if len(own) == len(region.nodes) or not _untrainable(region):
+    if not _untrainable(region):
         return [region]
-    return find(graph, dict.fromkeys(own, 0)) or [region]
+    is_of_both = reduces_rows_and_parts(region.program.steps)
+    straight = [n for n in region.nodes if is_of_both or turned(n) is None]
+    if is_of_both or len(straight) < len(region.nodes):
+        apart = find(graph, dict.fromkeys(straight, 0), together=not is_of_both)
+        return [part for one in apart for part in _trainable(graph, one)]
+    own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
+    return len(own) < len(region.nodes) and find(graph, dict.fromkeys(own, 0)) or [region]
 
 
 def _is_vector(node: Node) -> bool:
@@ -105,8 +103,8 @@ def _is_vector(node: Node) -> bool:
     return t is None or sum(not same(n, 1) for n in t.shape) <= 1
 
 
-def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, str]:
-    neighbours, judged, others = Neighbours(module.graph), list[Judged](), dict[Node, str]()
+def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
+    judged, others = list[Judged](), dict[Node, str]()
     for region in found:
         key, is_training = region.outputs[0], _is_training(region)
         if value(key).device.type != cost.DEVICE:
@@ -120,10 +118,10 @@ def _declined(module: GraphModule, found: Sequence[TorchRegion]) -> dict[Node, s
         if any(step.op == "turn_pairs" for step in region.program.steps):
             continue  # of rotations one kernel moves least
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
-        summed, cases, nodes = cost.of_samples(odd) if is_training else 0, _cases(region), taken(region)
+        summed, cases = cost.of_samples(odd) if is_training else 0, _cases(region)
         worse = "; ".join(str(case) for case in cases if case.saved <= 0)
         behind = cost.SUMMED if summed else f"inductor is as good ({worse})"
-        judged.append(Judged(key, nodes, neighbours.of(nodes), cost.saved(cases) - summed, behind))
+        judged.append(Judged(key, taken(region), cost.saved(cases) - summed, behind))
     return cost.declined(judged) | others
 
 

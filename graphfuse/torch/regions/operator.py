@@ -106,6 +106,11 @@ def _list(made: object) -> list[torch.Tensor]:
     return [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
 
 
+def without_values(f: Function, values: Sequence[object]) -> list[torch.Tensor]:
+    """Tensors that a function returns for such values, without theirs."""
+    return _list(f.returned(fake_tensors(f, f.defaults | dict(zip(f.parameters, values, strict=True)))))
+
+
 def _of(inputs: Tensors, graph: str) -> RegionOperator:
     of = RegionOperator.of(graph)
     if len(inputs) != len(of.graphs.tensors):
@@ -132,9 +137,7 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
         return _list(step(tensors, graph).function(*tensors, *asked))
 
     def fake(tensors, graph, asked=()):
-        f = step(tensors, graph).declaration
-        given = f.defaults | dict(zip(f.parameters, (*tensors, *asked), strict=True))
-        return _list(f.returned(fake_tensors(f, given)))
+        return without_values(step(tensors, graph).declaration, (*tensors, *asked))
 
     def on_ranks(_, operator, types, args, kwargs=None):
         tensors, graph, *asked = args

@@ -7,7 +7,7 @@ where the input lies in symmetric memory, or may be copied there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
@@ -20,14 +20,14 @@ from graphfuse.functional import symmetric
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
-from graphfuse.functional.operator import LIBRARY, fake_tensors
+from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.over_ranks import PEERS
 from graphfuse.op_graph.freeze import infer
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.regions.graphs import RegionGraphs, read_input
-from graphfuse.torch.regions.operator import RegionOperator
-from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
+from graphfuse.torch.regions.operator import RegionOperator, without_values
+from graphfuse.torch.regions.program import Program, ProgramStep, Result, Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,22 +104,13 @@ def behind_sum(program: Program) -> Program:
     """A program of two tensors, whose sum takes the place of the first input. It returns the sum, rounded to its type,
     and what the program makes of it."""
     first = program.inputs[0]
-
-    def moved(source: object) -> object:
-        if not isinstance(source, str):
-            return source
-        number = int(source.removeprefix("in").removeprefix("@"))
-        return "@0" if source == first.name else f"@{number + 1}" if source.startswith("@") else f"in{number + 1}"
-
-    rounded = "" if first.dtype == "FLOAT" else first.dtype
-    steps = [ProgramStep("add", {"a": "in0", "b": "in1"}, {}, rounded)]
-    for step in program.steps:
-        inputs = {port: moved(source) for port, source in step.inputs.items()}
-        steps.append(ProgramStep(step.op, inputs, step.attributes, step.dtype, step.part))
+    total = ProgramStep("add", {"a": "in0", "b": "in1"}, {}, "" if first.dtype == "FLOAT" else first.dtype)
+    new: dict[Source, Source] = {f"@{n}": f"@{n + 1}" for n in range(len(program.steps))}
+    new |= {one.name: f"in{n + 1}" for n, one in enumerate(program.inputs)} | {first.name: "@0"}
     return Program(
-        (first, *(RegionInput(f"in{n + 1}", one.axes, one.dtype, one.part) for n, one in enumerate(program.inputs))),
-        tuple(steps),
-        (Result(0, first.axes, first.dtype), *(Result(o.step + 1, o.axes, o.dtype, o.part) for o in program.outputs)),
+        (first, *(replace(one, name=f"in{n + 1}") for n, one in enumerate(program.inputs))),
+        (total, *(step.reading(new) for step in program.steps)),
+        (Result(0, first.axes, first.dtype), *(replace(one, step=one.step + 1) for one in program.outputs)),
         program.follows,
     )
 
@@ -153,9 +144,7 @@ def _run(inputs: Sequence[torch.Tensor], graph: str, summed: int, group: str) ->
 
 
 def _fake(inputs: Sequence[torch.Tensor], graph: str, summed: int, group: str) -> list[torch.Tensor]:
-    f = RegionOperator.of(graph).inference.declaration
-    made = f.returned(fake_tensors(f, f.defaults | dict(zip(f.parameters, inputs, strict=True))))
-    return list(made) if isinstance(made, tuple) else [made]
+    return without_values(RegionOperator.of(graph).inference.declaration, inputs)
 
 
 _NAME = "region_over_ranks"

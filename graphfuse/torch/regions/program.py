@@ -104,6 +104,10 @@ class ProgramStep:
     dtype: str = ""
     part: int = 0
 
+    def reading(self, new: Mapping[Source, Source]) -> ProgramStep:
+        """The step with other sources in the place of some."""
+        return replace(self, inputs={port: new.get(source, source) for port, source in self.inputs.items()})
+
 
 @dataclass(frozen=True)
 class Result:
@@ -145,14 +149,10 @@ class Program:
 
     def marked(self, mark: str) -> Program:
         """The program with other names of tensors, but for those of tokens."""
-        names = {one.name: one.name + mark for one in self.inputs if not one.extents.is_of_tokens}
-
-        def step(one: ProgramStep) -> ProgramStep:
-            return replace(one, inputs={port: names.get(source, source) for port, source in one.inputs.items()})
-
+        names: dict[Source, str] = {one.name: one.name + mark for one in self.inputs if not one.extents.is_of_tokens}
         inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
-        outputs = tuple(replace(one, mark=mark) for one in self.outputs)
-        return replace(self, inputs=inputs, steps=tuple(map(step, self.steps)), outputs=outputs, mark=mark)
+        steps, outputs = (one.reading(names) for one in self.steps), (replace(one, mark=mark) for one in self.outputs)
+        return replace(self, inputs=inputs, steps=tuple(steps), outputs=tuple(outputs), mark=mark)
 
     @property
     def operations(self) -> str:

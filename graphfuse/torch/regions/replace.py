@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
-from graphfuse.torch.fusion.new_nodes import permuted, put, record
+from graphfuse.torch.fusion.new_nodes import permuted, put, record, tell_as
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
@@ -62,7 +62,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
             view.undone(graph, node, told(old)) for node, view, old in zip(results, made, region.outputs, strict=True)
         ]
     for old, result in zip(region.outputs, results, strict=True):
-        result.meta.update({k: v for k, v in old.meta.items() if k in (*KEYS, "stack_trace")})
+        tell_as(result, old)
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
     for node in reversed(region.nodes):
@@ -115,14 +115,11 @@ def _known(t: torch.Tensor) -> list[int]:
 def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Node, bool]:
     """Node before which the operator fits, and True: behind all that it reads, before all who read what it makes, and
     where modes are as they are for its nodes. Where none is, the node that is in the way, and False."""
-    nodes = list(graph.nodes)
-    order = {node: n for n, node in enumerate(nodes)}
-    users = [order[user] for node in region.outputs for user in node.users if user not in region.nodes]
-    behind = max((order[node] for node in inputs), default=-1) + 1
-    place = min(*users, order[region.nodes[-1]] + 1)
-    between = nodes[order[region.nodes[0]] : place]
-    in_the_way = [node for node in between if changes(node) or may_write(node) and not writes(node)]
-    return (in_the_way[0], False) if in_the_way else (nodes[place], behind <= place)
+    users = (user for node in region.outputs for user in node.users if user not in region.nodes)
+    place = min(*users, region.nodes[-1].next)
+    between = (node for node in graph.nodes if region.nodes[0] <= node < place)
+    in_the_way = next((node for node in between if changes(node) or may_write(node) and not writes(node)), None)
+    return (place, all(node < place for node in inputs)) if in_the_way is None else (in_the_way, False)
 
 
 def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:

@@ -14,10 +14,21 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import called, dtype, exact, hint, is_changed, is_op, operands, same, value
+from graphfuse.torch.fusion.meaning import (
+    called,
+    dtype,
+    exact,
+    hint,
+    is_changed,
+    is_op,
+    number_of_pairs,
+    operands,
+    same,
+    value,
+)
 from graphfuse.torch.fusion.new_nodes import put
 from graphfuse.torch.regions.replace import erase_unread
-from graphfuse.torch.regions.turned import of_pairs, stacked
+from graphfuse.torch.regions.turned import are_of_one_shape, of_pairs, stacked
 
 _DEEPEST = 16
 """Operations at most between a reduction of rows and their rotation."""
@@ -31,7 +42,7 @@ def with_turns(graph: Graph) -> None:
         filled, viewed = _filled(node), is_op(node, "view")
         columns = (filled.even, filled.odd) if filled else stacked(viewed.args[0]) if viewed else ()
         found = _rotation(*columns) if len(columns) == 2 else None
-        if found is None or not _is_of_shape(node, found.source) or not _is_behind_reduction(found.source):
+        if found is None or not are_of_one_shape(node, found.source) or not _is_behind_reduction(found.source):
             continue
         writes = filled.writes if filled else ()
         made = found.put(graph, node, writes[1] if writes else node, doubled)
@@ -40,11 +51,6 @@ def with_turns(graph: Graph) -> None:
             graph.erase_node(write)
     if doubled:
         erase_unread(graph)
-
-
-def _is_of_shape(node: Node, source: Node) -> bool:
-    made, rows = value(node), value(source)
-    return made.dim() == rows.dim() and all(map(same, made.shape, rows.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,20 +70,10 @@ def _filled(node: Node) -> _Filled | None:
     writes = [user for user in node.users if user.target is operator.setitem and user.args[0] is node]
     if len(writes) != 2 or any(write.users or not isinstance(write.args[2], Node) for write in writes):
         return None
-    order = {user: n for n, user in enumerate(node.graph.nodes) if user in node.users}
-    if sorted(node.users, key=order.__getitem__)[:2] != writes:
+    if sorted(node.users)[:2] != writes:
         return None
-    by_place = {_place(write.args[1], value(node)): write.args[2] for write in writes}
+    by_place = {number_of_pairs(write.args[1], value(node).dim()): write.args[2] for write in writes}
     return _Filled(by_place[0], by_place[1], (writes[0], writes[1])) if by_place.keys() == {0, 1} else None
-
-
-def _place(index: object, t: torch.Tensor) -> int | None:
-    """0 for an index of a tensor's columns of even numbers, 1 for one of odd numbers."""
-    if not isinstance(index, tuple) or index[:-1] not in ((Ellipsis,), (slice(None),) * (t.dim() - 1)):
-        return None
-    taken = index[-1]
-    is_half = isinstance(taken, slice) and taken.step == 2 and taken.stop is None and taken.start in (None, 0, 1)
-    return (taken.start or 0) if is_half else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,8 @@ def with_norms(program: Program, columns: int | None) -> Program:
     for number in range(len(steps.program.steps)):
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
-            steps = _Steps(steps.with_step(number, found))
+            before, behind = steps.program.steps[:number], steps.program.steps[number + 1 :]
+            steps = _Steps(replace(steps.program, steps=(*before, found, *behind)))
     return _without_identities(steps)
 
 
@@ -33,8 +34,7 @@ def _distinct(program: Program) -> _Steps:
     new: dict[Source, Source] = {}
     steps = []
     for number, step in enumerate(program.steps):
-        inputs = {port: new.get(source, source) for port, source in step.inputs.items()}
-        steps.append(replace(step, inputs=inputs))
+        steps.append(step.reading(new))
         same = first.setdefault(repr(steps[-1]), f"@{number}")
         if same != f"@{number}":
             new[f"@{number}"] = same
@@ -52,10 +52,6 @@ class _Steps:
             self._readers.setdefault(self._exact(f"@{one.step}"), set()).add(_OUTSIDE)
         self._truths = {one.name for one in program.inputs if one.dtype == data_type.BOOLEAN.name}
         self._vectors = {one.name for one in program.inputs if one.extents.is_vector}
-
-    def with_step(self, number: int, step: ProgramStep) -> Program:
-        steps = self.program.steps
-        return replace(self.program, steps=(*steps[:number], step, *steps[number + 1 :]))
 
     def norm(self, number: int, columns: int | None) -> ProgramStep | None:
         """The norm that a step ends, before any weight."""
@@ -196,14 +192,12 @@ def _without_identities(steps: _Steps) -> Program:
     made."""
     made, new = [*steps.program.steps], dict[Source, Source]()
     for number, step in enumerate(made):
-        inputs = {port: new.get(source, source) for port, source in step.inputs.items()}
-        source = inputs.get("input")
+        made[number] = step = step.reading(new)
+        source = step.inputs.get("input")
         if step.op == "identity" and step.dtype and steps.rounds(number) and isinstance(source, str):
-            step = made[int(source[1:])]
-            inputs, step = dict(step.inputs), replace(step, dtype=made[number].dtype)
+            made[number] = replace(made[int(source[1:])], dtype=step.dtype)
         elif _is_exact(step) and steps.is_number(source):
             new[f"@{number}"] = source
-        made[number] = replace(step, inputs=inputs)
     return _without_unread(replace(steps.program, steps=tuple(made)))
 
 
@@ -217,11 +211,7 @@ def _without_unread(program: Program) -> Program:
     for number in reversed(range(len(program.steps))):
         if number in read:
             read |= {int(s[1:]) for s in program.steps[number].inputs.values() if isinstance(s, str) and s[0] == "@"}
-    numbers = {f"@{old}": f"@{new}" for new, old in enumerate(sorted(read))}
-
-    def renamed(step: ProgramStep) -> ProgramStep:
-        return replace(step, inputs={port: numbers.get(s, s) for port, s in step.inputs.items()})
-
-    steps = tuple(renamed(program.steps[number]) for number in sorted(read))
+    numbers: dict[Source, str] = {f"@{old}": f"@{new}" for new, old in enumerate(sorted(read))}
+    steps = tuple(program.steps[number].reading(numbers) for number in sorted(read))
     outputs = tuple(replace(one, step=int(numbers[f"@{one.step}"][1:])) for one in program.outputs)
     return replace(program, steps=steps, outputs=outputs)

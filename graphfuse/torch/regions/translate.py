@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
@@ -58,14 +59,14 @@ class TranslatedGraph:
         made = told(node)
         if self._groups is None or not self.parts and (node in self._inside or reader in self._inside):
             return made
-        if self.parts:
-            if node in self._inside and node not in self._of_groups:
-                several = isinstance(made, list | tuple)
-                found = [self.parts.unflattened(t) for t in (made if several else (made,))]
-                self._of_groups[node] = tuple(found) if several else found[0]
-            return self._of_groups.get(node, made)
+        if self.parts and node not in self._inside:
+            return made
         if node not in self._of_groups:
-            self._of_groups[node] = self._groups.of(made) if isinstance(made, torch.Tensor) else None
+            if self.parts:
+                made = map_aggregate(made, self.parts.unflattened)
+            else:
+                made = self._groups.of(made) if isinstance(made, torch.Tensor) else None
+            self._of_groups[node] = made
         return self._of_groups[node]
 
     def why_left(self, node: Node) -> str:
@@ -135,8 +136,10 @@ class TranslatedGraph:
                 self._call(node, call, known)
             value = _like(made, known, _read(node))
             self._check_leaves(node, self.steps[before:])
-            if self._groups is not None and self.parts is None and node not in self._inside:
-                _check_pointwise(self.steps[before:])
+            of_whole_rows = self._groups is not None and self.parts is None and node not in self._inside
+            # Whole rows have other columns than their groups.
+            if of_whole_rows and not all(OPS[step.op].pointwise for step in self.steps[before:]):
+                raise Untranslated("it computes with whole rows, where others compute with parts of them")
             if isinstance(value, Value) and value.step is None:  # a view of what is read
                 self.node_of[id(value.tensor)] = node
             self.values[node] = value
@@ -204,12 +207,6 @@ def _is_pointwise(step: OwnedStep) -> bool:
         made = (v.step for v in one.inputs.values() if isinstance(v, Value))
         found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
     return all(OPS[one.op].pointwise for one in found)
-
-
-def _check_pointwise(steps: Sequence[OwnedStep]) -> None:
-    """Whole rows have other columns than their groups."""
-    if not all(OPS[step.op].pointwise for step in steps):
-        raise Untranslated("it computes with whole rows, where others compute with parts of them")
 
 
 def _read(node: Node) -> Container[int]:

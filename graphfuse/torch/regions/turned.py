@@ -3,7 +3,7 @@ neighbours, (-second, first) of each two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -28,7 +28,11 @@ class Turn:
 
 def turned(node: object) -> Turn | None:
     """The turn that a node is the result of."""
-    found = _halves(node) or _neighbours(node)
+    found = _turn(joined(node), _half)
+    if found is None and (viewed := is_op(node, "view")):
+        found = _turn(stacked(viewed.args[0]), of_pairs, viewed.args[0])
+        if found is not None and not are_of_one_shape(node, found.source):
+            return None
     if found is None or not all(found.inner.union((node,)).issuperset(n.users) for n in found.inner):
         return None
     return found
@@ -50,33 +54,19 @@ def _is_within(node: Node) -> bool:
     return is_op(node, "slice", "view", "neg") is not None or called(node) in _WITHIN
 
 
-def _halves(node: object) -> Turn | None:
-    parts = joined(node)
+def _turn(parts: Sequence[Node], taken: Callable[[object], OfPairs | None], *viewed: Node) -> Turn | None:
+    """The turn whose parts stand in a row. taken: tells which column of each pair a node has. viewed: what has parts
+    side by side."""
     negated = is_op(parts[0], "neg") if len(parts) == 2 else None
-    if negated is None:
+    second, first = (taken(negated.get(0, "input")), taken(parts[1])) if negated else (None, None)
+    if not second or not first or second.source is not first.source or (second.number, first.number) != (1, 0):
         return None
-    second, first = negated.get(0, "input"), parts[1]
-    ends = _half(second), _half(first)
-    if None in ends or ends[0][0] is not ends[1][0] or (ends[0][1], ends[1][1]) != (1, 0):
-        return None
-    return Turn(ends[0][0], frozenset((parts[0], second, first)), False)
+    return Turn(second.source, frozenset((*viewed, parts[0], *second.nodes, *first.nodes)), bool(viewed))
 
 
-def _neighbours(node: object) -> Turn | None:
-    viewed = is_op(node, "view")
-    parts = stacked(viewed.args[0]) if viewed else ()
-    negated = is_op(parts[0], "neg") if len(parts) == 2 else None
-    if negated is None:
-        return None
-    second, first = negated.get(0, "input"), parts[1]
-    ends = of_pairs(second), of_pairs(first)
-    if None in ends or ends[0].source is not ends[1].source or (ends[0].number, ends[1].number) != (1, 0):
-        return None
-    made, source = value(node), value(ends[0].source)
-    if made.dim() != source.dim() or not all(map(same, made.shape, source.shape)):
-        return None
-    inner = frozenset((viewed.args[0], parts[0], *ends[0].nodes, *ends[1].nodes))
-    return Turn(ends[0].source, inner, True)
+def are_of_one_shape(a: Node, b: Node) -> bool:
+    one, other = value(a), value(b)
+    return one.dim() == other.dim() and all(map(same, one.shape, other.shape))
 
 
 def stacked(node: object) -> tuple[Node, ...]:
@@ -90,7 +80,7 @@ def stacked(node: object) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OfPairs:
-    """One column of each pair of neighbours. source: the rows. number: 0 or 1. nodes: those that take it."""
+    """One column of each pair. source: the rows. number: 0 or 1. nodes: those that take it."""
 
     source: Node
     number: int
@@ -98,7 +88,8 @@ class OfPairs:
 
 
 def of_pairs(node: object) -> OfPairs | None:
-    """Columns of a source that a node has: every second one. Or one of two, where a view has pairs as a dimension."""
+    """Columns of pairs of neighbours that a node has: every second one of a source. Or one of two, where a view has
+    pairs as a dimension."""
     found = end_of(node)
     if found is not None and isinstance(value(found[0]).shape[-1], int):
         source, taken = found
@@ -131,12 +122,12 @@ def _of_last(node: object) -> Iterator[tuple[Node, int, tuple[Node, ...]]]:
         yield of, given[0][1], ()
 
 
-def _half(node: object) -> tuple[Node, int] | None:
-    """Source that a node is a half of, along the last dimension, and which half."""
+def _half(node: object) -> OfPairs | None:
+    """Half of a source that a node is, along the last dimension, of pairs of columns that are as far apart."""
     found = end_of(node)
     if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None
     source, taken = found
     columns, start = value(source).shape[-1], taken.start or 0
     is_half = not columns % 2 and value(node).shape[-1] == columns // 2 and taken.step in (None, 1)
-    return (source, int(start > 0)) if is_half and start in (0, columns // 2) else None
+    return OfPairs(source, int(start > 0), (node,)) if is_half and start in (0, columns // 2) else None

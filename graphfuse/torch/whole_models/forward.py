@@ -9,35 +9,31 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.report import Refused
-from graphfuse.torch.fusion.set_forward import runs_its_class
+from graphfuse.torch.fusion.set_forward import is_plain
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed
 
-_called_plainly = torch_private.called_plainly()
 
-
-def recognized(module: torch.nn.Module) -> FusedCalls | Refused | None:
-    """Calls of a module's forward. None of one that does not look as if a kernel could take its place: it has children,
-    or no kernel does and its class is not called a norm."""
+def recognized(module: torch.nn.Module) -> FusedCalls | str | None:
+    """Calls of a module's forward, or why no kernel takes its place. None of one that does not look as if one could: it
+    has children, or no kernel does and its class is not called a norm."""
     if isinstance(module, RMSNorm | LayerNorm):
-        return Refused("it is graphfuse's")
+        return "it is graphfuse's"
     if next(module.children(), None) is not None or isinstance(module, torch.nn.GroupNorm):
         return None
     found = _fused(module)
     return found if isinstance(found, FusedCalls) or _is_called_norm(type(module)) else None
 
 
-def _fused(module: torch.nn.Module) -> FusedCalls | Refused:
+def _fused(module: torch.nn.Module) -> FusedCalls | str:
     try:
         names = required(module)
     except (TypeError, ValueError):  # of a forward without a signature
         names = []
     if not names:
-        return Refused("its forward is given nothing")
+        return "its forward is given nothing"
     given = {name: CallOperand(n) for n, name in enumerate(names)}
     return fused(
         CallSequence(len(names), (TracedCall(0, (), given),), (len(names),)), (module,), without_gradients=True
@@ -52,9 +48,9 @@ def _is_called_norm(cls: type) -> bool:
 
 def forward_of(of: FusedCalls, cls: type) -> FunctionType:
     """Function in the place of a class's forward, of which these are the calls."""
-    own, result = cls.forward, of.result
+    result = of.result
     names = [*of.calls.calls[0].named]
-    count, signature = len(names), [*inspect.signature(own).parameters][1:]
+    count, signature = len(names), [*inspect.signature(cls.forward).parameters][1:]
     in_order = next((n for n, name in enumerate(names) if signature[n] != name), count)
 
     def forward(self, *given, **named):
@@ -67,7 +63,6 @@ def forward_of(of: FusedCalls, cls: type) -> FunctionType:
                 return y
         return type(self).forward(self, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
 
 
@@ -78,15 +73,11 @@ def together(of: FusedCalls) -> Callable[..., object]:
 
     def call_together(*given):
         modules, full = given[:count], given[count:]
-        if any(type(t) is DeferredSum for t in full):  # which its norm adds up
-            return calls.run(full, lambda number, args, named: modules[number](*args, **named))
-        for module in modules:
-            if not (_called_plainly(module) and runs_its_class(module)):
-                break
-        else:
+        # A sum that is not yet added up is its norm's.
+        if not any(type(t) is DeferredSum for t in full) and all(map(is_plain, modules)):
             made = result(*given)
             if made is not None:
                 return made if isinstance(made, list) else [made]
-        return calls.run(full, lambda number, args, named: modules[number](*args, **named))
+        return calls.of_modules(modules, full)
 
     return call_together

@@ -19,9 +19,9 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import is_op, told, value
-from graphfuse.torch.fusion.reads import watched
-from graphfuse.torch.fusion.report import Refused
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.fusion.reads import hold, watched
+from graphfuse.torch.fusion.set_forward import RUN_ON
+from graphfuse.torch.fusion.symbols import why_left
 from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
@@ -32,7 +32,6 @@ from graphfuse.torch.regions.program import Program
 Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_RUN_ON = frozenset({"cuda", "cpu"})
 _PACKED = frozenset({"softmax", "log_softmax"})
 """Ops of which torch lays out the results row after row, wherever what they read lies."""
 _observed = torch_private.observed()
@@ -77,10 +76,7 @@ class Way:
 
     def holds_for(self, modules: Sequence[torch.nn.Module]) -> bool:
         """True if a trace of these modules would be the same."""
-        try:
-            return bool(self.watches) and all(map(lambda watch, module: watch(module), self.watches, modules))
-        except AttributeError:  # of another way through a forward
-            return False
+        return bool(self.watches) and hold(self.watches, modules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +156,7 @@ class FusedCalls:
         names = {
             "is_grad_enabled": torch.is_grad_enabled,
             "Tensor": torch.Tensor,
-            "run_on": _RUN_ON,
+            "run_on": RUN_ON,
             "extents": self.of.extents,
             "ways": self.ways,
             "made_way": self.way,
@@ -173,21 +169,18 @@ _kept: deque[FusedCalls] = deque(maxlen=64)
 """The last calls that were looked at: a model has many that are alike."""
 
 
-def fused(
-    calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False
-) -> FusedCalls | Refused:
-    """CallSequence of these modules with their usual ways, of which the first is a kernel. without_gradients: whether
-    kernels for calls without gradients are enough; the others are not theirs then."""
+def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False) -> FusedCalls | str:
+    """CallSequence of these modules with their usual ways, of which the first is a kernel; or why none is.
+    without_gradients: whether kernels for calls without gradients are enough; the others are not theirs then."""
 
-    def judged(found: FusedCalls) -> FusedCalls | Refused:
-        why = found.first.why or ("" if without_gradients else found.first.untrainable)
-        return Refused(why) if why else found
+    def judged(found: FusedCalls) -> FusedCalls | str:
+        return found.first.why or ("" if without_gradients else found.first.untrainable) or found
 
     of, classes = probe(modules), tuple(map(type, modules))
     if of is None:
-        return Refused("its parameters are not vectors of one length")
+        return "its parameters are not vectors of one length"
     if of.columns < 2 or any(not t.is_floating_point() for m in modules for t in m.parameters()):
-        return Refused("its parameters are no floating-point vectors")
+        return "its parameters are no floating-point vectors"
     own = [(number, name, t.dtype) for number, module in enumerate(modules) for name, t in tensors_of(module)]
     kind = next((dtype for _, _, dtype in own if dtype in TYPES), torch.bfloat16)
     members = tuple((number, name) for number, name, _ in own)
@@ -198,7 +191,7 @@ def fused(
             return judged(other)
     first = made.way(modules, made.types, of.ranks[0])
     if first is None:
-        return Refused("somebody traces, or transforms, what is called")
+        return "somebody traces, or transforms, what is called"
     if not first.why:
         for rank in of.ranks[1:3]:
             made.way(modules, made.types, rank)
@@ -214,11 +207,8 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
 
     try:
         found = trace(of.of)
-    except ForwardDeclined as why:
-        return Way(f"its forward is not straight: {why}")
-    except Exception as error:  # forward is a stranger's code, which was written for other inputs
-        said = str(error).splitlines()[0][:120] if str(error) else ""
-        return Way(f"its forward cannot be traced: {type(error).__name__}: {said}")
+    except Exception as error:
+        return Way(why_left(error))
     watches = tuple(map(watched, found.reads))
     region = _region(found)
     if isinstance(region, str):
@@ -236,9 +226,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
     seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
     if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
         return Way("it views its rows otherwise than as parts of them", watches)
-    places = [
-        s if isinstance(s := found.sources[node], int) else of.calls.given + of.members.index(s) for node in inputs
-    ]
+    places = [*map([*found.sources].index, inputs)]
     made = [region.outputs.index(node) for node in _returned(found, region)]
     arrangements = tuple(map(_arrangement, *zip(*seen, strict=True), region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made

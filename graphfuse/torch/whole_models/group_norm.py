@@ -10,6 +10,7 @@ import math
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry
@@ -22,9 +23,7 @@ _SHORTEST, _LONGEST = 16, 256
 """Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
 ones would be as many bytes as are read."""
 BECAME = "group_norm"
-_RUN_ON = frozenset({"cuda", "cpu"})
-_TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
-_called_plainly, _observed = torch_private.called_plainly(), torch_private.observed()
+_observed = torch_private.observed()
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
@@ -70,7 +69,7 @@ def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
 def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
     if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != norm.num_channels:
         return False
-    if x.dtype not in _TYPES or x.device.type not in _RUN_ON or torch.is_autocast_enabled(x.device.type):
+    if x.dtype not in FLOATS or x.device.type not in set_forward.RUN_ON or torch.is_autocast_enabled(x.device.type):
         return False
     has_gradients = torch.is_grad_enabled()
     for t in (x, norm.weight, norm.bias):
@@ -87,13 +86,10 @@ def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # n
     return type(self).forward(self, input) if made is None else made
 
 
-forward.__wrapped__ = torch.nn.GroupNorm.forward  # whose arguments inspect.signature tells
-
-
 def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The activation of the norm of x."""
     if type(norm) is torch.nn.GroupNorm and type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
-        if all(_called_plainly(module) and set_forward.runs_its_class(module) for module in (norm, activation)):
+        if set_forward.is_plain(norm) and set_forward.is_plain(activation):
             made = group_norm(x, norm, silu=True)
             if made is not None:
                 return made
@@ -114,9 +110,6 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
     return input if norm is None else norm(input)
 
 
-in_sequence.__wrapped__ = torch.nn.Sequential.forward
-
-
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a group norm. None for any other module."""
     if not isinstance(module, torch.nn.GroupNorm):
@@ -134,5 +127,5 @@ def why_left(norm: torch.nn.GroupNorm) -> str:
     if norm.weight is None or norm.bias is None:
         return "it has no weight or no bias"
     if not set_forward.runs_its_class(norm):
-        return "its forward is set on the module already, by something else"
+        return set_forward.TAKEN
     return ""

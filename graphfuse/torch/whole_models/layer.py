@@ -11,20 +11,21 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from types import FunctionType
 
 import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.fusion import generated, interpreter
-from graphfuse.torch.fusion.meaning import PARTS, called, is_op, name_of, writes
+from graphfuse.torch.fusion.meaning import PARTS, called, is_op, name_of, number_of_pairs, writes
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
 from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod
+from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
@@ -44,10 +45,6 @@ class FusedLayer:
     function: FunctionType | None
     units: tuple[str, ...]
     kept: tuple[str, ...]
-
-    @property
-    def said(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.units, self.kept
 
 
 @dataclass(frozen=True)
@@ -160,20 +157,23 @@ class _Proxies(Domain):
         self.record(SELF, (*child.name.split("."), "__class__"), type(modules))
         return Child(f"{child.name}.{index}")
 
-    def place(self) -> tuple[int, int]:
-        return len(self.tracer.graph.nodes), len(self.reads)
-
-    def go_back(self, place: tuple[int, int]) -> None:
-        nodes, reads = place
+    def call_plain(
+        self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
+    ) -> object:
+        """The function is called as it is, in each call again, where it cannot be run here."""
+        nodes, reads = len(self.tracer.graph.nodes), len(self.reads)
+        try:
+            return run()
+        except Exception:  # of what a stranger's function does with symbols, too
+            if not self._can_call(function, args, named):
+                raise
         for node in reversed([*self.tracer.graph.nodes][nodes:]):
             self.tracer.graph.erase_node(node)
         for key in [*self.reads][reads:]:
             del self.reads[key]
-
-    def call_whole(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
         return self.tracer.create_proxy("call_function", function, tuple(args), dict(named))
 
-    def can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
+    def _can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
         try:
             given = _passed([*args, *named.values()])
         except ForwardDeclined:
@@ -214,14 +214,6 @@ def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> t
     return made
 
 
-def number_of_pairs(index: object) -> int | None:
-    """0 for an index of the columns of even numbers, 1 for one of those of odd numbers."""
-    if not isinstance(index, tuple) or len(index) != 2 or index[0] is not Ellipsis or not isinstance(index[1], slice):
-        return None
-    start, stop, step = index[1].start, index[1].stop, index[1].step
-    return (start or 0) if start in (None, 0, 1) and (stop, step) == (None, 2) else None
-
-
 def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
     """Parts of a value that is assigned to `count` variables."""
     parts = tuple(values)
@@ -242,7 +234,8 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
     if not ways or not traces[0].conditions:
         return found[0][1]
     # Of several ways the first is the usual one, and has most.
-    return FusedLayer(_by_arguments(own.function, [(t.conditions, way.function) for t, way in ways]), *ways[0][1].said)
+    functions = [(trace.conditions, way.function) for trace, way in ways]
+    return replace(ways[0][1], function=_by_arguments(own.function, functions))
 
 
 def _traces(
@@ -277,7 +270,7 @@ def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForw
     kept = tuple(dict.fromkeys(why for total in sums if (why := _why_kept(total, norms, whys))))
     if not parts and not stretches:
         return FusedLayer(None, (), kept)
-    units = (*(_make_one(graph, part) for part in parts), *(_make_stretch(graph, layer, nodes) for nodes in stretches))
+    units = (*(_put_part(graph, part) for part in parts), *(_put_stretch(graph, layer, nodes) for nodes in stretches))
     graph.lint()
     return FusedLayer(own.replaced(_written(graph), watched(trace.reads)), units, kept)
 
@@ -294,15 +287,12 @@ def _runs(
     graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls], without: Container[Node]
 ) -> list[list[Node]]:
     """Nodes that follow one another, and that a kernel may compute."""
-    runs: list[list[Node]] = [[]]
-    for node in graph.nodes:
-        if node in without:
-            runs.append([])
-        elif _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer)):
-            runs[-1].append(node)
-        else:
-            runs.append([])
-    return [run for run in runs if len(run) > 1]
+
+    def is_one(node: Node) -> bool:
+        is_known = _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer))
+        return is_known and node not in without
+
+    return [run for is_run, nodes in groupby(graph.nodes, is_one) if is_run and len(run := [*nodes]) > 1]
 
 
 def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[list[Node]]:
@@ -318,18 +308,11 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
         else:
             runs.append([])
     for run in runs:
-        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or _is_binary(n)]
-        is_told = any(is_op(n, "mul") and _is_of_two(n) or _moves_channels(n) for n in run)
+        computed = [n for n in run if n.target in norms or _is_activation(n, layer) or is_op(n, "add", "sub", "mul")]
+        moves = any(called(n) == "movedim" or is_op(n, "permute") for n in run)
+        is_told = moves or any(is_op(n, "mul") and _is_of_two(n) for n in run)
         if any(n.target in norms for n in run) and len(computed) > 1 and is_told:
             yield run
-
-
-def _is_binary(node: Node) -> bool:
-    return is_op(node, "add", "sub", "mul") is not None
-
-
-def _moves_channels(node: Node) -> bool:
-    return called(node) == "movedim" or is_op(node, "permute") is not None
 
 
 def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) -> bool:
@@ -382,13 +365,13 @@ def _parts(
             if not any(node.target in norms for node in nodes) or _is_apart(nodes):
                 continue
             calls, names, _ = _calls(nodes)
-            found = fused(calls, [layer.get_submodule(name) for name in names])
+            found = fused(calls, [*map(layer.get_submodule, names)])
             if isinstance(found, FusedCalls):
                 yield from _parts(layer, norms, run[:start], whys)
                 yield _Part(nodes, found)
                 yield from _parts(layer, norms, run[start + count :], whys)
                 return
-            whys[nodes[0]] = found.reason
+            whys[nodes[0]] = found
 
 
 def _is_apart(part: Sequence[Node]) -> bool:
@@ -422,32 +405,33 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
     return CallSequence(len(given), made, read), names, given
 
 
-def _make_one(graph: Graph, part: _Part) -> str:
+def _put_part(graph: Graph, part: _Part) -> str:
     """Puts one call in the place of a part, and returns what is said of it."""
     calls, names, given = _calls(part.nodes)
-    with graph.inserting_before(part.nodes[0]):
-        modules = [graph.create_node("get_attr", name) for name in names]
-        made = graph.call_function(together(part.of), (*modules, *given))
-    _put_for(graph, part.nodes, calls, made)
+    _put_call(graph, part.nodes, calls, together(part.of), names, given)
     return f"{part.of.first.program.operations}; with {' and '.join(names)}"
 
 
-def _make_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -> str:
+def _put_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -> str:
     """Puts one call in the place of a stretch, and returns what is said of it."""
     calls, names, given = _calls(nodes)
-    with graph.inserting_after(nodes[-1]):
-        modules = [graph.create_node("get_attr", name) for name in names]
-    of = stretch(calls, [layer.get_submodule(name) for name in names])
-    with graph.inserting_before(nodes[-1].next if not modules else modules[0].next):
-        made = graph.call_function(of.function, (modules, given))
     done = dict.fromkeys(generated.title(n) for n in nodes if n.op != "call_module" and generated.is_pointwise(n))
-    _put_for(graph, nodes, calls, made)
+    _put_call(graph, nodes, calls, stretch(calls, [*map(layer.get_submodule, names)]).function, names, given)
     return "; ".join(filter(None, (", ".join(done), f"with {' and '.join(names)}, by the shapes of a call")))
 
 
-def _put_for(graph: Graph, nodes: Sequence[Node], calls: CallSequence, made: Node) -> None:
-    """Has everybody read the results of a call in the place of nodes."""
-    with graph.inserting_after(made):
+def _put_call(
+    graph: Graph,
+    nodes: Sequence[Node],
+    calls: CallSequence,
+    function: Callable[..., object],
+    names: Sequence[str],
+    given: Sequence[Node],
+) -> None:
+    """Puts a call of the modules of these names, and of what is given to them, in the place of nodes."""
+    with graph.inserting_before(nodes[-1].next):
+        modules = [graph.create_node("get_attr", name) for name in names]
+        made = graph.call_function(function, (*modules, *given))
         results = [graph.call_function(operator.getitem, (made, n)) for n in range(len(calls.made))]
     for number, result in zip(calls.made, results, strict=True):
         nodes[number - calls.given].replace_all_uses_with(result)
@@ -517,12 +501,10 @@ def _trace(layer: torch.nn.Module, own: FunctionType, taken: _TakenArguments) ->
         domain.check_filled()
         _passed([made])
         tracer.graph.output(tracer.create_arg(made))
-    except ForwardDeclined as why:
-        said = f"its forward is not straight: {why}"
-        raise (_Undecided(said, domain.undecided) if domain.undecided else ForwardDeclined(said)) from None
-    except Exception as error:  # of a stranger's forward
-        said = str(error).splitlines()[0][:120] if str(error) else ""
-        raise ForwardDeclined(f"its forward cannot be traced: {type(error).__name__}: {said}") from error
+    except Exception as error:
+        if isinstance(error, ForwardDeclined) and domain.undecided:
+            raise _Undecided(why_left(error), domain.undecided) from error
+        raise ForwardDeclined(why_left(error)) from error
     alone = tuple(rest) if domain.is_alone else ()
     return _Trace(tracer.graph, tuple(domain.reads.values()), taken, tuple(domain.ranked), alone)
 
@@ -556,29 +538,23 @@ def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], Functio
             number = None
         return (type(self_).forward if number is None else functions[number])(self_, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
 
 
-def sums_into(function: FunctionType, called: Iterable[str]) -> bool:
+def sums_into(function: FunctionType, called: Container[str]) -> bool:
     """True if a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
     source tells. For reports: nothing is done by it."""
     try:
-        nodes = list(ast.walk(syntax_tree(inspect.unwrap(function))))
+        nodes = ast.walk(syntax_tree(inspect.unwrap(function)))
     except ForwardDeclined:
         return False
-    assigned = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign)]
-    sums = {_target(n) for n in assigned if isinstance(n.op if isinstance(n, ast.AugAssign) else _operator(n), ast.Add)}
-    calls = (
-        n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in set(called)
-    )
-    return any(isinstance(a, ast.Name) and a.id in sums for call in calls for a in call.args)
-
-
-def _operator(assigned: ast.Assign) -> ast.operator | None:
-    return assigned.value.op if isinstance(assigned.value, ast.BinOp) else None
-
-
-def _target(assigned: ast.Assign | ast.AugAssign) -> str:
-    target = assigned.targets[0] if isinstance(assigned, ast.Assign) else assigned.target
-    return target.id if isinstance(target, ast.Name) else ""
+    sums, given = set[str](), set[str]()
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.BinOp(op=ast.Add())):
+                sums.add(name)
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add()):
+                sums.add(name)
+            case ast.Call(func=ast.Attribute(attr=module), args=args) if module in called:
+                given.update(a.id for a in args if isinstance(a, ast.Name))
+    return not sums.isdisjoint(given)

@@ -2,6 +2,7 @@
 put back."""
 
 from collections.abc import Iterator
+from types import FunctionType
 from weakref import WeakSet
 
 import torch
@@ -10,9 +11,10 @@ from graphfuse.base.errors import ModelError, ModelTypeError
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.attention import sinks
 from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry, FuseReport, Refused
+from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
@@ -43,7 +45,14 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     _check(model)
     _remove(model)
     norms: dict[str, FusedCalls] = {}
-    entries, later, made = [], _LaterNorms(), dict[torch.nn.Module, Entry]()
+    entries, made, seen = [], dict[torch.nn.Module, Entry](), WeakSet[torch.nn.Module]()
+
+    def later(norm: torch.nn.Module) -> None:
+        """Looks at a norm within what has another forward, before a call that runs the module's own."""
+        if norm not in seen:
+            seen.add(norm)
+            _norm("", norm, {})
+
     for name, module in model.named_modules():
         if (entry := autoencoders.replaced(name, module, later)) is not None:
             made[module] = entry
@@ -102,20 +111,8 @@ def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     found = [(name, module) for name, module in model.named_modules() if set_forward.is_set_on(module)]
     for _, module in found:
         autoencoders.put_back(module)
-        set_forward.remove_from(module)
+        del module.forward
     return tuple(name for name, _ in found)
-
-
-class _LaterNorms:
-    """Norms within what has another forward: they are looked at before a call that runs the module's own."""
-
-    def __init__(self) -> None:
-        self._seen = WeakSet[torch.nn.Module]()
-
-    def __call__(self, norm: torch.nn.Module) -> None:
-        if norm not in self._seen:
-            self._seen.add(norm)
-            _norm("", norm, {})
 
 
 def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Entry | None:
@@ -123,9 +120,9 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
     if found is None:
         return None
     if isinstance(found, FusedCalls) and not set_forward.is_free(module):
-        found = Refused("its forward is set on the module already, by something else")
-    if isinstance(found, Refused):
-        return Entry(name, cls.__name__, why=found.reason)
+        found = set_forward.TAKEN
+    if isinstance(found, str):
+        return Entry(name, cls.__name__, why=found)
     norms[name] = found
     set_forward.set_on(module, forward.forward_of(found, cls))
     return Entry(name, cls.__name__, _REGION, found.first.program.operations)
@@ -134,7 +131,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        yield Entry(name, kind, why=set_forward.TAKEN)
         return
     try:
         found = layer.fused_layer(module, norms)
@@ -152,10 +149,10 @@ def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> I
 
 def _attention(name: str, module: torch.nn.Module) -> Iterator[Entry]:
     found, kind = eager_attention.recognized(module), type(module).__name__
-    if isinstance(found, eager_attention.Attended) and not set_forward.is_free(module):
-        found = Refused("its forward is set on the module already")
-    if isinstance(found, Refused):
-        yield Entry(name, kind, why=found.reason)
+    if isinstance(found, FunctionType) and not set_forward.is_free(module):
+        found = "its forward is set on the module already"
+    if isinstance(found, str):
+        yield Entry(name, kind, why=found)
     elif found is not None:
-        set_forward.set_on(module, found.function)
-        yield Entry(name, kind, found.operator)
+        set_forward.set_on(module, found)
+        yield Entry(name, kind, sinks.NAME)

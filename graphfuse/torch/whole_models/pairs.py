@@ -25,13 +25,8 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
     kind, children = type(module).__name__, dict(module.named_children())
     of_groups = {n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_left(m)}
     activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
-    own = type(module).forward
-    if (
-        set_forward.is_set_on(module)
-        or not activations
-        or not (of_groups or norms)
-        or not isinstance(own, FunctionType)
-    ):
+    own, may_have_pairs = type(module).forward, activations and (of_groups or norms)
+    if set_forward.is_set_on(module) or not may_have_pairs or not isinstance(own, FunctionType):
         return
     operations = dict[tuple[str, str], str]()
 
@@ -55,7 +50,7 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
     if not pairs:
         return
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why="its forward is set on the module already, by something else")
+        yield Entry(name, kind, why=set_forward.TAKEN)
         return
     set_forward.set_on(module, function)
     for pair, said in operations.items():

@@ -7,7 +7,6 @@ import ast
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 
 import torch
@@ -26,9 +25,9 @@ Call = Callable[[torch.nn.Module, torch.nn.Module, torch.Tensor], torch.Tensor]
 
 
 def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[FunctionType, list[Pair]]:
-    """A forward in which `x = self.A(x)` and `x = self.B(x)` are `x = call("A", "B")(self.A, self.B, x)`, and so is
-    `self.B(self.A(x))` of any x, unless there is no such call; and the pairs that it has. Raises ForwardDeclined where
-    its source is not there.
+    """A forward in which `self.B(self.A(x))` is `call("A", "B")(self.A, self.B, x)`, unless there is no such call, and
+    so are `y = self.A(x)` and `y = self.B(y)`; and the pairs that it has. Raises ForwardDeclined where its source is
+    not there.
 
     As a statement B may stand behind branches, of which some end with A: then it is part of each.
     """
@@ -49,14 +48,6 @@ def _is_mangled(node: ast.AST) -> bool:
     return name.startswith("__") and not name.endswith("__")
 
 
-@dataclass(frozen=True)
-class _Step:
-    """`variable = self.module(variable)`."""
-
-    variable: str
-    module: str
-
-
 class _Pairs(ast.NodeTransformer):
     def __init__(self, owner: str, call: Callable[[str, str], Call | None]) -> None:
         self.owner, self.call = owner, call
@@ -65,9 +56,8 @@ class _Pairs(ast.NodeTransformer):
     def block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         for statement in statements:
-            step = self._step(statement)
-            if found and step is not None and self._ends(found[-1], step):
-                found[-1] = self._with(found[-1], step, statement)
+            if found and (one := self._one(found[-1], statement)) is not None:
+                found[-1] = one
                 continue
             for name in () if isinstance(statement, _SCOPES) else ("body", "orelse", "finalbody"):
                 if isinstance(inner := getattr(statement, name, None), list):
@@ -75,18 +65,42 @@ class _Pairs(ast.NodeTransformer):
             found.append(statement)
         return found
 
+    def _one(self, last: ast.stmt, statement: ast.stmt) -> ast.stmt | None:
+        """Two statements as one that has a pair; None where they have none together."""
+        match last, statement:
+            case ast.If(), ast.Assign():
+                branches = last.body, last.orelse
+                ends = [self._one(branch[-1], copy.deepcopy(statement)) if branch else None for branch in branches]
+                if ends == [None, None]:
+                    return None
+                for branch, end in zip(branches, ends, strict=True):
+                    branch[-1:] = [*branch[-1:], copy.deepcopy(statement)] if end is None else [end]
+                return last
+            case (
+                ast.Assign(targets=[ast.Name(id=made)], value=inner),
+                ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call(args=[ast.Name(id=given)]) as outer),
+            ) if made == variable == given:
+                call = self._call(inner, outer)
+                return None if call is None else ast.copy_location(ast.Assign(last.targets, call), last)
+        return None
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        inner = node.args[0] if len(node.args) == 1 else None
-        first, second = self._module(inner), self._module(node)
-        if not first or not second or not self.call(first, second):
-            return node
-        return self._called((first, second), node, [inner.func, node.func, *inner.args])
+        return self._call(node.args[0] if len(node.args) == 1 else None, node) or node
 
     def _apart(self, node: ast.AST) -> ast.AST:
         return node  # of which self may be another
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _apart
+
+    def _call(self, inner: ast.expr | None, outer: ast.expr) -> ast.expr | None:
+        """The call of a pair, of what a module makes of what another does; None where they are no pair."""
+        pair = self._module(inner), self._module(outer)
+        if not all(pair) or not (call := self.call(*pair)):
+            return None
+        self.calls[pair] = call
+        given = [inner.func, outer.func, *inner.args]
+        return ast.copy_location(ast.Call(ast.Name(_name(pair), ast.Load()), given, []), outer)
 
     def _module(self, node: ast.AST | None) -> str:
         """Name of a module that is called with one value; "" for anything else."""
@@ -96,32 +110,6 @@ class _Pairs(ast.NodeTransformer):
             ):
                 return module
         return ""
-
-    def _called(self, pair: Pair, of: ast.Call, given: list[ast.expr]) -> ast.expr:
-        self.calls[pair] = self.call(*pair)
-        return ast.copy_location(ast.Call(ast.Name(_name(pair), ast.Load()), given, []), of)
-
-    def _step(self, statement: ast.stmt) -> _Step | None:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call(args=[ast.Name(id=given)]) as value):
-                return _Step(variable, module) if given == variable and (module := self._module(value)) else None
-        return None
-
-    def _ends(self, last: ast.stmt, step: _Step) -> bool:
-        """True if a statement, or one of its branches, ends with the first of a pair."""
-        if isinstance(last, ast.If):
-            return any(branch and self._ends(branch[-1], step) for branch in (last.body, last.orelse))
-        first = self._step(last)
-        return first is not None and first.variable == step.variable and bool(self.call(first.module, step.module))
-
-    def _with(self, last: ast.stmt, step: _Step, statement: ast.stmt) -> ast.stmt:
-        if isinstance(last, ast.If):
-            for name in ("body", "orelse"):
-                setattr(last, name, self.block([*getattr(last, name), copy.deepcopy(statement)]))
-            return last
-        pair = self._step(last).module, step.module
-        call = self._called(pair, last.value, [last.value.func, statement.value.func, *last.value.args])
-        return ast.copy_location(ast.Assign(last.targets, call), last)
 
 
 def _name(pair: Pair) -> str:
@@ -148,7 +136,6 @@ def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls:
         run = function if type(self).forward is own else type(self).forward
         return run(self, *given, **named)
 
-    forward.__wrapped__ = own  # whose arguments inspect.signature tells
     return forward
 
 

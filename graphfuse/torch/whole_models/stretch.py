@@ -8,7 +8,7 @@ first is called with given shapes, on tensors without data, and regions are foun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FunctionType
@@ -16,20 +16,17 @@ from types import FunctionType
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.fx import Graph, GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.interpreter import run
-from graphfuse.torch.fusion.reads import watched
-from graphfuse.torch.fusion.set_forward import runs_its_class
+from graphfuse.torch.fusion.reads import hold, watched
+from graphfuse.torch.fusion.set_forward import RUN_ON, is_plain
 from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.fusion.traced import CallSequence, Tensors, probe, tensors_of, unchanging
+from graphfuse.torch.fusion.traced import CallSequence, Source, Tensors, recorded, sources_of, tensors_of, unchanging
 from graphfuse.torch.regions import judged
 
 Modules = Sequence[torch.nn.Module]
 
-_called_plainly, _observed = torch_private.called_plainly(), torch_private.observed()
-_RUN_ON = frozenset({"cuda", "cpu"})
+_observed = torch_private.observed()
 _KEPT = 64
 """Kinds of stretches, and shapes of each, that are kept."""
 
@@ -39,21 +36,15 @@ class ShapedStretch:
     """A stretch for tensors of given shapes.
 
     watches: tell of each module whether what its forward reads is as it was.
-    sources: of each argument of `run`, the number of a given tensor, or that of a module and the name of its tensor.
+    sources: of each argument of `run`.
     run: makes what the stretch does; None where no region is in it.
     operations: what each region computes.
     """
 
     watches: tuple[Callable[[torch.nn.Module], bool], ...]
-    sources: tuple[int | tuple[int, str], ...] = ()
+    sources: tuple[Source, ...] = ()
     run: Callable[..., Sequence[object]] | None = None
     operations: tuple[str, ...] = ()
-
-    def holds_for(self, modules: Modules) -> bool:
-        try:
-            return all(watch(module) for watch, module in zip(self.watches, modules, strict=True))
-        except AttributeError:  # of another way through a forward
-            return False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,24 +58,23 @@ class Stretch:
 
     @cached_property
     def function(self) -> FunctionType:
-        """`run` as a function, which graphs may call."""
+        """Function of modules, and then of what their calls are given, which returns what these do: by torch's
+        operations where gradients are asked for, or somebody traces."""
+        calls, count = self.calls, len(self.classes)
 
-        def run_stretch(modules: Modules, given: Sequence[object]) -> Sequence[object]:
-            return self.run(modules, given)
+        def run_stretch(*values: object) -> Sequence[object]:
+            modules, given = values[:count], values[count:]
+            found = None if is_dynamo_compiling() else self._found(modules, given)
+            if found is None or found.run is None:
+                return calls.of_modules(modules, given)
+            return found.run(*(given[s] if isinstance(s, int) else getattr(modules[s[0]], s[1]) for s in found.sources))
 
         return run_stretch
-
-    def run(self, modules: Modules, given: Sequence[object]) -> Sequence[object]:
-        """Results of the calls, by torch's operations where gradients are asked for, or somebody traces."""
-        found = None if is_dynamo_compiling() else self._found(modules, given)
-        if found is None or found.run is None:
-            return self.calls.run(given, lambda number, args, named: modules[number](*args, **named))
-        return found.run(*(given[s] if isinstance(s, int) else getattr(modules[s[0]], s[1]) for s in found.sources))
 
     def _found(self, modules: Modules, given: Sequence[object]) -> ShapedStretch | None:
         tensors = [*given]
         for module in modules:
-            if not (_called_plainly(module) and runs_its_class(module)):
+            if not is_plain(module):
                 return None
             tensors += (*module._parameters.values(), *module._buffers.values())
         has_gradients, known = torch.is_grad_enabled(), []
@@ -92,7 +82,7 @@ class Stretch:
             if t is None and len(known) >= len(given):  # one that a norm is without
                 known.append(None)
                 continue
-            if not isinstance(t, torch.Tensor) or not torch_private.is_plain(t) or t.device.type not in _RUN_ON:
+            if not isinstance(t, torch.Tensor) or not torch_private.is_plain(t) or t.device.type not in RUN_ON:
                 return None
             if has_gradients and t.requires_grad:
                 return None
@@ -100,7 +90,7 @@ class Stretch:
         if torch.is_autocast_enabled(given[0].device.type):
             return None
         ways = self.shaped.setdefault(tuple(known), [])
-        found = next((way for way in ways if way.holds_for(modules)), None)
+        found = next((way for way in ways if hold(way.watches, modules)), None)
         if found is None and not _observed():
             found = _shaped(self.calls, modules, given)
             ways.append(found)
@@ -125,9 +115,9 @@ def stretch(calls: CallSequence, modules: Modules) -> Stretch:
 def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]) -> ShapedStretch:
     domains = dict[int, Tensors]()
     try:
-        graph, sources = _record(calls, modules, given, domains)
+        graph = _record(calls, modules, given, domains)
     except ForwardDeclined:
-        graph, sources = None, ()
+        graph = None
     reads = (domains[n].reads.values() if n in domains else () for n in range(len(modules)))
     watches = tuple(map(watched, map(tuple, reads)))
     if graph is None:
@@ -139,41 +129,16 @@ def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
         return ShapedStretch(watches)
     for node in module.graph.nodes:
         node.meta.clear()
-    return ShapedStretch(watches, sources, module.forward, operations)
+    return ShapedStretch(watches, sources_of(calls, modules), module.forward, operations)
 
 
-def _record(
-    calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]
-) -> tuple[Graph, tuple[int | tuple[int, str], ...]]:
-    """The graph of calls with tensors of these shapes, and of each of its arguments, the number of a given tensor, or
-    that of a module and the name of its tensor. domains: gets that of each module that is called."""
+def _record(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]) -> Graph:
+    """The graph of calls with tensors of these shapes. domains: as of `recorded`."""
     mode = torch_private.fake_mode()
     if mode is None:
         raise ForwardDeclined("this torch has no tensors without data")
-    own = [((n, name), t) for n, module in enumerate(modules) for name, t in tensors_of(module)]
-    sources = (*range(len(given)), *(source for source, _ in own))
-
-    def computed(*flat: torch.Tensor) -> list[object]:
-        of = dict(zip(sources, flat, strict=True))
-        values = [{name: of[n, name] for (n, name), _ in own if n == number} for number in range(len(modules))]
-
-        def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
-            module, full = modules[number], next(v for v in (*args, *named.values()) if isinstance(v, torch.Tensor))
-            if number not in domains:
-                columns = probe((module,))
-                if columns is None:
-                    raise ForwardDeclined("has parameters that are no vectors of one length")
-                domains[number] = Tensors(module, values[number], full.shape, columns)
-            return run(domains[number], type(module).forward, args, named)
-
-        made = calls.run(flat[: len(given)], called)
-        if not all(isinstance(one, torch.Tensor) for one in made):
-            raise ForwardDeclined("makes something that is no tensor")
-        return made
-
-    fake = mode()
+    fake, own = mode(), (t for module in modules for _, t in tensors_of(module))
     with torch_private.without_modes(), torch.no_grad():
-        flat = [fake.from_tensor(t.detach()) for t in (*given, *(t for _, t in own))]
+        flat = [fake.from_tensor(t.detach()) for t in (*given, *own)]
         with fake:
-            graph = make_fx(computed)(*flat).graph
-    return unchanging(graph), sources
+            return unchanging(recorded(calls, modules, flat, domains).graph)

@@ -31,24 +31,12 @@ _Tensor = torch.Tensor
 _ADDS = frozenset({torch.add, _Tensor.add, _Tensor.__add__, _Tensor.__radd__})
 
 _PROPERTIES = (
-    *(
-        "shape",
-        "dtype",
-        "device",
-        "layout",
-        "ndim",
-        "itemsize",
-        "nbytes",
-        "requires_grad",
-        "is_leaf",
-        "grad",
-        "grad_fn",
-    ),
-    *("is_cuda", "is_cpu", "is_meta", "is_nested", "is_quantized", "is_sparse", "_version"),
+    "shape dtype device layout ndim itemsize nbytes requires_grad is_leaf grad grad_fn is_cuda is_cpu is_meta "
+    "is_nested is_quantized is_sparse _version".split()
 )
 _METHODS = (
-    *("size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "storage_offset", "get_device"),
-    *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "__len__", "__format__"),
+    "size stride dim ndimension numel nelement element_size storage_offset get_device is_contiguous is_floating_point "
+    "is_complex is_signed is_inference __len__ __format__".split()
 )
 _ASKED_OF_NO_VALUES = frozenset(
     {
@@ -195,7 +183,7 @@ def replaced(name: str, module: torch.nn.Module) -> Entry | None:
     if module.bias is not None:
         return Entry(name, kind, why="its bias is added to the sum over ranks")
     if not set_forward.is_free(module):
-        return Entry(name, kind, why="its forward is set on the module already, by something else")
+        return Entry(name, kind, why=set_forward.TAKEN)
     set_forward.set_on(module, _forward(style.output_layouts))
     return Entry(name, kind, "region_over_ranks", "its sum over ranks, with the residual sum and the norm that follow")
 

@@ -1,0 +1,24 @@
+"""Things in groups that hang together."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def linked(things: Iterable[tuple[T, Sequence[Hashable]]]) -> list[list[T]]:
+    """Things, each with keys, in groups that have one in common, directly or by way of others. All are in order."""
+    above: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while (there := above.setdefault(key, key)) != key:
+            above[key] = key = above[there]
+        return key
+
+    given, found = [*things], dict[Hashable, list[T]]()
+    for _, (first, *others) in given:
+        for key in others:
+            above[root(key)] = root(first)
+    for thing, (first, *_) in given:
+        found.setdefault(root(first), []).append(thing)
+    return [*found.values()]
