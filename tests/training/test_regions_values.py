@@ -125,6 +125,32 @@ def test_tensors_without_dimensions_are_of_the_others_type():
     compared(lambda x, s: (x + s, s - x, x * s, s * x, x / s, x.amax(-1)), rows(), torch.tensor(0.3))
 
 
+MIXED = {
+    "huber_loss": F.huber_loss,
+    "soft_margin_loss": F.soft_margin_loss,
+    "l1_loss": F.l1_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "mse_loss": F.mse_loss,
+    "with logits": F.binary_cross_entropy_with_logits,
+    "kl_div": F.kl_div,
+}
+
+
+@pytest.mark.parametrize("types", [(HALF, FULL), (FULL, HALF), (HALF, BINARY16)], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_losses_of_several_types(name, types):
+    """Types are those of eager mode, also where torch tells others of tensors without memory."""
+    given = rows(types[0]), rows(types[1], 1).sigmoid()
+
+    def function(x, target):
+        loss = MIXED[name](summed(x), target, reduction="none")
+        return loss, (loss * 2).view(T, C).softmax(-1), loss.sum(-1)
+
+    module, given, _ = found(function, *given)
+    assert region in {n.target for n in module.graph.nodes}
+    close(module(*given), function(*given))
+
+
 def test_a_cube_rounds_the_square():
     compared(lambda x: (x**3, x.amax(-1)), rows())
 
