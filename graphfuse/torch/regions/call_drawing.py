@@ -185,7 +185,7 @@ class CallDrawing:
         compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
-            dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
+            dtype = torch.result_type(tensors[0], tensors[-1])
         rounds = compared or op in _ROUNDING_NUMBERS
         return {
             port: self._narrowed(op, port, v, dtype)
