@@ -123,6 +123,7 @@ def test_tensors_without_dimensions_are_of_the_others_type():
     tenth = torch.full((T, C), 0.1).to(HALF)
     compared(lambda x, s: ((x > s).float(), (s < x).float(), (x == s).float(), x.sum(-1)), tenth, number)
     compared(lambda x, s: ((x >= s).float(), torch.maximum(x, s), torch.where(x > 1, x, s), x.amax(-1)), tenth, number)
+    compared(lambda x, s: (torch.addcmul(x, x, s), torch.addcdiv(x, x, s), x.amax(-1)), rows(), number)
     compared(lambda x, s: (x + s, s - x, x * s, s * x, x / s, x.amax(-1)), rows(), torch.tensor(0.3))
 
 

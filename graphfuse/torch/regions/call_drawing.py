@@ -97,6 +97,11 @@ class CallDrawing:
         given = self.call.arguments[name]
         return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
 
+    def converted(self, name: str) -> object:
+        """An argument as the call computes with it: a tensor without dimensions in the type of the result."""
+        value = self[name]
+        return self._narrowed("", name, value, self.out.dtype) if isinstance(value, Value) else value
+
     @property
     def out(self) -> torch.Tensor:
         return self.call.results[0]
