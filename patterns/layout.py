@@ -66,6 +66,9 @@ class RowLayout:
             return No(
                 f"{tensor}: accepted where one axis is normalized, as its rows are all axes but the last; got {axes}"
             )
+        if swizzled and any(tensor.dim[axis] != self.rows.dim[axis] for axis in self.rows.axes):
+            rows = [self.rows.dim[axis] for axis in self.rows.axes]
+            return No(f"{tensor}: accepted in tiles that all rows share, {rows} of them; these are of each matrix")
         row_strides = tuple(
             _stride(tensor, group[-1], self.rows) if extent.rows and group else 0 for group in self.groups
         )

@@ -3,7 +3,9 @@
 Of a tensor with an axis of blocks, by default the last, and rows, all other axes taken together: tiles of 128 rows x 4
 blocks, 512 elements each, row-major; a tile that rows or blocks do not fill is there in full. In a tile, row r and
 block c is element (r % 32) * 16 + (r / 32) * 4 + c (PTX ISA, tcgen05.mma block scaling; cuDNN's
-CUDNN_TENSOR_REORDERING_F8_128x4). Functions get the torch module as `t`, so that importing this loads nothing.
+CUDNN_TENSOR_REORDERING_F8_128x4). So matrices of a batch share a tile where the rows of one do not fill it, but not
+with the extents of `whole_tiles`, which cuDNN's batched products have. Functions get the torch module as `t`, so that
+importing this loads nothing.
 """
 
 import math

@@ -118,7 +118,9 @@ class Tensor:
         makes, whose blocks must run along the last axis, and those that ``block_scale_dequantize`` reads.
 
         dim stays that of rows and blocks, strides say nothing. The memory is that of ceil(rows / 128) * 128 rows of
-        ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is neither written nor used.
+        ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is neither written nor used. Rows are those of
+        all leading axes together. With the extents of whole tiles, such as [batch, 256, 8] for [batch, 137, 5], each
+        matrix has tiles of its own, as cuDNN's batched products read them. Writers and readers need the same extents.
         """
         if not isinstance(reordering_type, tensor_reordering):
             raise GraphTypeError(

@@ -38,8 +38,8 @@ def check_ir(graph: FrozenGraph) -> None:
     for node in graph.nodes:
         if node.compute is data_type.INT32:
             _check_integers(graph, node)
-        if node.op_name == "block_scale_dequantize":
-            _check_whole_tiles(graph, node)
+        if node.op_name in _SCALES:
+            _check_whole_tiles(graph, node, _SCALES[node.op_name])
         for port, t in node.inputs:
             if t not in seen:
                 raise GraphValidationError(f"{node}: input {port!r} ({graph.tensors[t]}) is read before it is written")
@@ -95,13 +95,21 @@ def _check_reordered(graph: FrozenGraph, t: FrozenTensor) -> None:
             )
 
 
-def _check_whole_tiles(graph: FrozenGraph, node: Node) -> None:
+_SCALES = {"block_scale_dequantize": "descale", "block_scale_quantize": "scale"}
+
+
+def _check_whole_tiles(graph: FrozenGraph, node: Node, port: str) -> None:
     """Scales have an element more than there are blocks where tiles are filled with them, and nowhere else."""
-    x, scale = (graph.tensors[node.input(port)] for port in ("input", "descale"))
-    exact = scales(x.dim, node.attribute("block_size"))
+    found = dict((*node.inputs, *node.outputs))
+    if port not in found:
+        return
+    x, scale, sizes = graph.tensors[found["input"]], graph.tensors[found[port]], node.attribute("block_size")
+    if isinstance(sizes, int):
+        sizes = [sizes if axis == node.attribute("axis") else 1 for axis in range(len(x.dim))]
+    exact = scales(x.dim, sizes)
     if scale.dim != exact and scale.reordering is tensor_reordering.NONE:
         raise GraphValidationError(
-            f"{node}: descale ({scale}) has the extents of whole tiles; accepted: {list(exact)}, or these reordered as "
+            f"{node}: {port} ({scale}) has the extents of whole tiles; accepted: {list(exact)}, or these reordered as "
             f"F8_128x4"
         )
 

@@ -23,6 +23,9 @@ def quantize(t, x, a) -> dict[str, object]:
     if element is data_type.FP4_E2M1:  # kernels do not round the product before
         scaled = rounding.to_e2m1_places(t, blocks.double() * factor.double()).to(blocks.dtype)
     scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
+    for along, extent in enumerate(a.get("scale_dim", ())):  # zeros fill the tiles
+        more = [extent - e if i == along else e for i, e in enumerate(scale.shape)]
+        scale = t.cat([scale, scale.new_zeros(more)], along)
     return {"Y": rounding.round_to(t, scaled, element).flatten(axis, axis + 1), "scale": scale}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
+from graphfuse.base import reordering
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import norm_forward_phase
 from graphfuse.base.errors import GraphValidationError
@@ -228,7 +229,7 @@ def quantize_axis(shape: Shape, attributes: Attributes) -> int:
     return _row_axis(shape, attributes)
 
 
-def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
+def quantized(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
     x, block = shapes["input"], attributes["block_size"]
     if block not in BLOCKS:
         raise GraphValidationError(f"block_size {block} is not supported; accepted: {sorted(BLOCKS)}")
@@ -237,7 +238,13 @@ def quantized(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
         raise GraphValidationError(
             f"extent {x[axis]} of axis {axis} must be a multiple of block_size {block} (input {list(x)})"
         )
-    return {"Y": x, "scale": tuple(e // block if i == axis else e for i, e in enumerate(x))}
+    exact = _scales(x, axis, block)
+    whole = reordering.whole_tiles(exact, axis)
+    return {"Y": x, "scale": whole if wanted.get("scale") == whole else exact}
+
+
+def _scales(x: Shape, axis: int, block: int) -> Shape:
+    return tuple(e // block if i == axis else e for i, e in enumerate(x))
 
 
 def quantized_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
@@ -252,9 +259,13 @@ def quantized_frozen(attributes: Attributes, inputs: Mapping[str, Shape], output
         _, declared = outputs[port]
         return declared if declared in accepted else accepted[0]  # who carries it on may declare any type
 
+    axis = quantize_axis(inputs["input"], attributes)
+    exact = _scales(inputs["input"], axis, attributes["block_size"])
+    filled = {"scale_dim": outputs["scale"][0]} if "scale" in outputs and outputs["scale"][0] != exact else {}
     return {
         **attributes,
-        "axis": quantize_axis(inputs["input"], attributes),
+        **filled,
+        "axis": axis,
         "element_type": chosen("Y", made.elements),
         "scale_type": chosen("scale", made.scales),
     }

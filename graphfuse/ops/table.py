@@ -71,7 +71,8 @@ _TABLE = (
         "zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and\n"
         "FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.\n"
         "Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of\n"
-        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). Returns [Y, scale].",
+        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). scale reordered as F8_128x4 may have the extents of whole\n"
+        "tiles, as block_scale_dequantize reads them; zeros fill these. Returns [Y, scale].",
         inputs=(Port("input"),),
         outputs=(Port("Y"), Port("scale", scales="axis")),
         infer=shapes.quantized,

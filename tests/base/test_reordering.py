@@ -74,6 +74,61 @@ def test_scales_are_written_there_and_nothing_beside_them(dim, block):
     assert torch.equal(memory, want)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole tiles", "as many as blocks"])
+def test_batches_come_back_by_the_same_extents(whole, device):
+    """Tiles of each matrix, which cuDNN's batched products read, or tiles that matrices share."""
+    batch, rows, columns = 2, 120, 160
+    dim = [batch, 128, 8] if whole else [batch, rows, 5]
+    x = torch.randn(batch, rows, columns)
+    g = quantizer([*x.shape], 32, device=device)
+    scale = next(t for t in g.tensors if t.get_name() == "scale")
+    scale.set_dim(dim)
+    codes = torch.empty(x.shape, dtype=torch.uint8)
+    memory = torch.full((batch * 128 * 8,), 0x7F, dtype=torch.uint8)
+    graphs.run(g, {"x": x, "y": codes, "scale": memory})
+    want, scales = oracle.mxfp8(x.numpy(), "e4m3")
+    assert torch.equal(codes, torch.from_numpy(want))
+    parts = scales if whole else [scales]
+    places = torch.cat([torch.from_numpy(oracle.swizzled(part, 0 if whole else 0x7F)) for part in parts])
+    assert torch.equal(memory, places)
+    h = graphs.new(device=device)
+    y = h.tensor([*x.shape], data_type=graphs.E4M3, name="y")
+    s = h.tensor(dim, data_type=graphfuse.data_type.FP8_E8M0, reordering_type=SWIZZLED, name="scale")
+    h.block_scale_dequantize(y, s, [1, 32]).set_output().set_name("out")
+    out = torch.empty(x.shape)
+    graphs.run(h, {"y": codes, "scale": memory, "out": out})
+    exact = oracle.from_mxfp8(torch.from_numpy(want), torch.from_numpy(scales), "e4m3")
+    assert torch.equal(out.double(), exact)
+
+
+def test_readers_of_whole_tiles():
+    """Of the graph that writes them: zeros fill them."""
+    g = quantizer([2, 120, 160], 32)
+    scale = next(t for t in g.tensors if t.get_name() == "scale").set_dim([2, 128, 8])
+    y = next(t for t in g.tensors if t.get_name() == "y")
+    g.identity(scale).set_output().set_name("scales")
+    g.block_scale_dequantize(y, scale, [1, 32]).set_output().set_name("out")
+    x, codes, memory = torch.randn(2, 120, 160), torch.empty(2, 120, 160, dtype=torch.uint8), torch.empty(2048)
+    out, scales = torch.empty(x.shape), torch.empty(2, 128, 8)
+    graphs.run(g, {"x": x, "y": codes, "scale": memory.view(torch.uint8)[:2048], "out": out, "scales": scales})
+    want, kinds = (torch.from_numpy(made) for made in oracle.mxfp8(x.numpy(), "e4m3"))
+    assert torch.equal(out.double(), oracle.from_mxfp8(want, kinds, "e4m3"))
+    assert torch.equal(scales[:, :120, :5], torch.exp2(kinds.float() - 127))
+    assert scales[:, 120:].max() <= 2.0**-126 and scales[..., 5:].max() <= 2.0**-126
+
+
+def test_extents_of_whole_tiles_are_of_tiles():
+    g = quantizer([2, 120, 160], 32)
+    next(t for t in g.tensors if t.get_name() == "scale").set_dim([2, 128, 8]).set_reordering_type(
+        tensor_reordering.NONE
+    )
+    with pytest.raises(
+        GraphValidationError, match=r"scale \(.*\) has the extents of whole tiles; accepted: \[2, 120, 5\]"
+    ):
+        g.validate()
+
+
 def test_no_rows_take_no_memory():
     g = quantizer([0, 64], 16)
     pack = {"x": torch.empty(0, 64), "y": torch.empty(0, 32, dtype=torch.uint8)}

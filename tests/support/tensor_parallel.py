@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Iterator
 from unittest import mock
 
@@ -13,6 +14,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import GraphModule
+from torch.utils.flop_counter import FlopCounterMode
 
 from graphfuse import ModelError
 from graphfuse.functional import symmetric
@@ -218,6 +220,41 @@ def without_operators(mesh: DeviceMesh) -> None:
         assert made.shape == (6, 4) and "DeferredSum" not in repr(made)
 
 
+def seen_by_others(mesh: DeviceMesh) -> None:
+    """What torch.jit.trace and modes of dispatch see is the class's own forward, whoever reads what it makes."""
+    split, _, mine = _linear(mesh)
+    own = copy.deepcopy(split)
+    unfuse(own)
+    x = mine(torch.randn(4, 8))
+
+    class Around(torch.nn.Module):
+        def __init__(self, layer, read):
+            super().__init__()
+            self.layer, self.read = layer, read
+
+        def forward(self, x):
+            return self.read(self.layer(x), x)
+
+    def traced(layer, read):
+        try:
+            return torch.jit.trace(Around(layer, read), x, check_trace=False)(x)
+        except RuntimeError as error:  # torch 2.13 traces no DTensor of a mesh
+            return str(error)
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for read in (lambda y, x: x * 2, lambda y, x: y, lambda y, x: y * 2, lambda y, x: y + torch.ones(4, 6)):
+            got, want = traced(split, read), traced(own, read)
+            assert got == want if isinstance(want, str) else torch.equal(got, want), (got, want)
+        with FlopCounterMode(display=False) as counted:
+            assert type(split(x)) is type(own(x))
+        assert counted.get_total_flops()
+        with pytest.raises(
+            ModelError, match=r"torch.jit.trace reads what ranks have not yet added up; accepted: a clone"
+        ):
+            torch.jit.trace(torch.nn.Tanh(), split(x), check_trace=False)
+
+
 def _saved(t: torch.Tensor) -> io.BytesIO:
     made = io.BytesIO()
     torch.save(t, made)
@@ -302,7 +339,7 @@ def _prim(name: str, args, named):
 
 ON_GPUS = {f.__name__: f for f in (fused, trained, compiled)}
 _ON_CPUS = (
-    *(compiled_by_older_torch, read_by_others, without_operators),
+    *(compiled_by_older_torch, read_by_others, without_operators, seen_by_others),
     *(in_one_memory, a_residual_that_is_changed, changed_in_inference_mode),
 )
 CASES = ON_GPUS | {f.__name__: f for f in _ON_CPUS}

@@ -121,8 +121,36 @@ def test_numbers_are_rounded_where_they_are_compared():
 def test_tensors_without_dimensions_are_of_the_others_type():
     number = torch.tensor(0.1)
     tenth = torch.full((T, C), 0.1).to(HALF)
+    compared(lambda x, s: ((x > s).float(), (s < x).float(), (x == s).float(), x.sum(-1)), tenth, number)
     compared(lambda x, s: ((x >= s).float(), torch.maximum(x, s), torch.where(x > 1, x, s), x.amax(-1)), tenth, number)
+    compared(lambda x, s: (torch.addcmul(x, x, s), torch.addcdiv(x, x, s), x.amax(-1)), rows(), number)
     compared(lambda x, s: (x + s, s - x, x * s, s * x, x / s, x.amax(-1)), rows(), torch.tensor(0.3))
+
+
+MIXED = {
+    "huber_loss": F.huber_loss,
+    "soft_margin_loss": F.soft_margin_loss,
+    "l1_loss": F.l1_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "mse_loss": F.mse_loss,
+    "with logits": F.binary_cross_entropy_with_logits,
+    "kl_div": F.kl_div,
+}
+
+
+@pytest.mark.parametrize("types", [(HALF, FULL), (FULL, HALF), (HALF, BINARY16)], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_losses_of_several_types(name, types):
+    """Types are those of eager mode, also where torch tells others of tensors without memory."""
+    given = rows(types[0]), rows(types[1], 1).sigmoid()
+
+    def function(x, target):
+        loss = MIXED[name](summed(x), target, reduction="none")
+        return loss, (loss * 2).view(T, C).softmax(-1), loss.sum(-1)
+
+    module, given, _ = found(function, *given)
+    assert region in {n.target for n in module.graph.nodes}
+    close(module(*given), function(*given))
 
 
 def test_a_cube_rounds_the_square():

@@ -8,8 +8,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, same, several, told, writes
@@ -116,3 +117,45 @@ def calls_of(
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
     return (calls.found, made) if _are_alike(made, recorded(node)) else None
+
+
+def mistold(graph: Graph) -> set[Node]:
+    """Nodes of which eager mode makes another type than the graph tells, and all that follow from them. Of tensors
+    without memory some operators promote types that their kernels do not (huber_loss, soft_margin_loss)."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        read = node.all_input_nodes
+        if not found.isdisjoint(read) or _are_mixed([*map(told, read)]) and not _is_told(node):
+            found.add(node)
+    return found
+
+
+def _are_mixed(given: object) -> bool:
+    """True for floating-point tensors of several types, but those without dimensions."""
+    tensors = (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
+    return len({t.dtype for t in tensors if t.dim() and t.is_floating_point()}) > 1
+
+
+def _is_told(node: Node) -> bool:
+    calls, _ = calls_of(node, {}, told) or ((), None)
+    return all(map(_makes_what_is_told, calls))
+
+
+def _makes_what_is_told(call: Call) -> bool:
+    """True if a call makes the recorded types of one element of each tensor, or is not to be asked."""
+    varies = any(isinstance(v, torch.SymInt | torch.SymFloat) for v in pytree.tree_leaves(call.arguments))
+    changes = call.overload._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.overload.tags
+    if varies or changes or call.overload.namespace != "aten" or not _are_mixed(call.arguments):
+        return True
+    with torch.no_grad(), torch_private.without_modes():
+        given = pytree.tree_map_only(torch.Tensor, _one_element, call.arguments)
+        try:
+            made = several(call.overload(**given))
+        except Exception:  # of one element it makes nothing
+            return True
+    pairs = zip(made, call.results, strict=False)
+    return all(a.dtype is b.dtype for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor))
+
+
+def _one_element(t: torch.Tensor) -> torch.Tensor:
+    return torch.ones((1,) * t.dim(), dtype=t.dtype, device="cpu")

@@ -97,6 +97,11 @@ class CallDrawing:
         given = self.call.arguments[name]
         return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
 
+    def converted(self, name: str) -> object:
+        """An argument as the call computes with it: a tensor without dimensions in the type of the result."""
+        value = self[name]
+        return self._narrowed("", name, value, self.out.dtype) if isinstance(value, Value) else value
+
     @property
     def out(self) -> torch.Tensor:
         return self.call.results[0]
@@ -185,7 +190,7 @@ class CallDrawing:
         compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
-            dtype = functools.reduce(torch.promote_types, (torch.result_type(t, tensors[-1]) for t in tensors))
+            dtype = torch.result_type(tensors[0], tensors[-1])
         rounds = compared or op in _ROUNDING_NUMBERS
         return {
             port: self._narrowed(op, port, v, dtype)

@@ -214,14 +214,14 @@ def _with_mean(draw: Callable[[CallDrawing], Value], d: CallDrawing) -> tuple[Va
 
 def _added(op: str, d: CallDrawing) -> Value:
     """The sum of a tensor and what an op makes of two others, times a number."""
-    made = d.between(op, a=d["tensor1"], b=d["tensor2"])
+    made = d.between(op, a=d.converted("tensor1"), b=d.converted("tensor2"))
     made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
     return d.step("add", {"a": d["self"], "b": made})
 
 
 def _interpolated(d: CallDrawing) -> Value:
     """The value between two, reckoned from the nearer end, as torch does."""
-    start, end, weight = d["self"], d["end"], d["weight"]
+    start, end, weight = map(d.converted, ("self", "end", "weight"))
     way = d.between("sub", a=end, b=start)
     if not isinstance(weight, Value):
         if abs(weight) < 0.5:

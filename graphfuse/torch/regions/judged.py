@@ -24,6 +24,7 @@ from graphfuse.torch.fusion.meaning import (
 )
 from graphfuse.torch.fusion.neighbours import TakenNodes, is_as_large
 from graphfuse.torch.regions import over_ranks
+from graphfuse.torch.regions.aten_calls import mistold
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
@@ -46,7 +47,8 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     with_types_said(graph)
     with_turns(graph)
     around = surroundings.regions(graph)
-    unusable = {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
+    unusable = dict.fromkeys(mistold(graph), "eager mode computes it in another type than the graph tells")
+    unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
     others = dict[Node, str]()
     fitting = (part for region in find(graph, parts, why_left=others) for part in _fitting(graph, region))

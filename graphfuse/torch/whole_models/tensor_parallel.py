@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from graphfuse.base.errors import ModelError
@@ -27,6 +26,7 @@ from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _Tensor = torch.Tensor
+_observed, _is_tracing = torch_private.observed(), torch_private.tracing()
 
 _ADDS = frozenset({torch.add, _Tensor.add, _Tensor.__add__, _Tensor.__radd__})
 
@@ -65,9 +65,11 @@ class DeferredSum(torch.Tensor):
     part: what this rank has of it, None once it is made.
     """
 
-    part: _RankPart | None
+    part: _RankPart | None = None
     residual: torch.Tensor | None
     group: distributed.ProcessGroup
+    _total: torch.Tensor | None = None
+    _is_read = _is_lent = False
 
     @staticmethod
     def __new__(cls, part: _RankPart, group: object, residual: torch.Tensor | None = None) -> DeferredSum:
@@ -77,8 +79,6 @@ class DeferredSum(torch.Tensor):
     def __init__(self, part: _RankPart, group: distributed.ProcessGroup, residual: torch.Tensor | None = None) -> None:
         self.part, self.residual, self.group = part, residual, group
         self._residual_version = None if residual is None or residual.is_inference() else residual._version
-        self._total: torch.Tensor | None = None
-        self._is_read = self._is_lent = False
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -106,6 +106,10 @@ class DeferredSum(torch.Tensor):
     def made(self) -> torch.Tensor:
         """The sum, for whoever may do with it what he likes. Changes of one that is the residual of others do not reach
         these, or are seen: torch counts them where it is no inference tensor."""
+        if self._total is None and (self.part is None or _is_tracing()):  # a trace has a copy that lacks it
+            raise ModelError(
+                "torch.jit.trace reads what ranks have not yet added up; accepted: a clone() of it, which is the sum"
+            )
         if self.part is not None:
             total = self.part.tensor.clone()
             distributed.all_reduce(total, group=self.group)
@@ -192,7 +196,7 @@ def _forward(layouts: Sequence[object]):
     def forward(self, x):
         weight = self.weight
         asks = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        if asks or is_dynamo_compiling() or torch.is_autocast_enabled(x.device.type):
+        if asks or _observed() or torch.is_autocast_enabled(x.device.type):
             return type(self).forward(self, x)
         return _Whole(layouts, _product(x.to_local(), weight.to_local(), weight.device_mesh.get_group()))
 
