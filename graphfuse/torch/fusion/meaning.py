@@ -59,8 +59,8 @@ PARTS = frozenset(
 )
 """Names of other operations that may, whose meaning nobody asks for."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
-KEYED_DROPOUT = "keyed_dropout"
-"""Name of the operator of ours that stands in graphs until regions are chosen."""
+_OURS = frozenset({"graphfuse::keyed_dropout", "graphfuse::cross_entropy_loss"})
+"""Operators of ours that stand in graphs until regions are chosen."""
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
 _USUAL_EXTENT = 64
@@ -92,7 +92,9 @@ def called(node: Node) -> str:
         return ""
     if isinstance(target, torch._ops.OpOverload):
         space, _, name = target._schema.name.partition("::")
-        return name if space in ("aten", "prims") or name == KEYED_DROPOUT else ""
+        if space in ("aten", "prims"):
+            return name
+        return target._schema.name if target._schema.name in _OURS else ""
     return name_of(target)
 
 
