@@ -34,12 +34,14 @@ FUNCTIONS = {
         capped(x.view(2, 3, 2, CLASSES)).flatten(0, 2), t, reduction="none"
     ),
     "rows of a part": lambda x, t: F.cross_entropy(x.view(2, -1, CLASSES)[:, :-1].reshape(-1, CLASSES), t[2:]),
+    "targets shifted, as transformers does": lambda x, t: F.cross_entropy(capped(x), F.pad(t, (0, 1), value=-100)[1:]),
     "scaled": lambda x, t: F.cross_entropy(x * 0.5, t, label_smoothing=0.2),
     "the operator": lambda x, t: gft.cross_entropy(x * 0.5, t, z_loss=1e-2),
 }
 STEPS = {
     "capped": "div, tanh, mul, cross_entropy",
     "capped, each row's": "div, tanh, mul, cross_entropy",
+    "targets shifted, as transformers does": "div, tanh, mul, cross_entropy",
     "scaled": "mul, cross_entropy",
     "the operator": "mul, cross_entropy",
 }

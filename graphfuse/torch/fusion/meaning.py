@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
+from graphfuse.runtime import torch_private
+
 _MEANINGS = {
     "add": "add iadd radd",
     "sub": "sub subtract isub",
@@ -68,7 +70,7 @@ _USUAL_EXTENT = 64
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""
-_OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
+_OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch_private.native_functions())
 
 
 @dataclass(frozen=True)
