@@ -82,6 +82,17 @@ def test_against_torch(name, dtype, dynamic):
         assert (error <= 2 * bound.max() + 2e-6 * exact.nan_to_num().abs().max()).all()
 
 
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", ["capped", "scaled"])
+def test_one_kernel_each_way_on_the_emulator(name, kernels):
+    function, tensors = FUNCTIONS[name], given(torch.bfloat16)
+    torch.compiler.reset()
+    run = torch.compile(function, backend="graphfuse", options={"then": "aot_eager"}, fullgraph=True)
+    for one, other in zip(made(run, *tensors), made(function, *tensors), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=1e-3)
+    assert kernels == {"region_training": [True], "region_backward": [True]}
+
+
 @pytest.mark.parametrize("name", ["logits in float32", "logits of samples", "capped"])
 def test_logits_are_read_as_they_were_before_a_cast(name):
     function = FUNCTIONS[name]
