@@ -57,10 +57,10 @@ def capped(x):
     return 30 * torch.tanh(x / 30)
 
 
-def made(function, x, t):
+def made(function, x, *others):
     """Loss and gradient."""
     x = x.clone().requires_grad_()
-    loss = function(x, t)
+    loss = function(x, *others)
     return loss.detach(), torch.autograd.grad(loss.float().sum(), x)[0]
 
 
@@ -74,12 +74,72 @@ def test_against_torch(name, dtype, dynamic):
     got = made(run, *tensors)
     (entry,) = compile_report().replaced
     assert (entry.became, entry.why) == ("region", steps_of(name, dtype))
-    wide = made(function, tensors[0].double(), tensors[1])
-    eager = made(function, *tensors)
-    for one, exact, other in zip(got, wide, eager, strict=True):
+    check_as_exact(got, function, *tensors)
+
+
+def check_as_exact(got, function, x, t):
+    """That loss and gradient are no further from those of float64 than eager's, but for roundings."""
+    for one, exact, other in zip(got, made(function, x.double(), t), made(function, x, t), strict=True):
         assert one.dtype is other.dtype and one.shape == other.shape
         error, bound = ((t.double() - exact).abs().nan_to_num() for t in (one, other))
         assert (error <= 2 * bound.max() + 2e-6 * exact.nan_to_num().abs().max()).all()
+
+
+def shifted(x, t):
+    return F.cross_entropy(x[:, :-1].reshape(-1, CLASSES), t[:, 1:].reshape(-1))
+
+
+def through_its_base(x, t):
+    x = x * 1
+    y = x[:, :-1].float().reshape(-1, CLASSES)
+    x.mul_(2)
+    return F.cross_entropy(y, t[:, 1:].reshape(-1)) + x.sum()
+
+
+def of_another_type(x, t):
+    return F.cross_entropy((x.detach().half() * 1).view(torch.bfloat16).view(-1, CLASSES), t.view(-1)) + x.sum()
+
+
+def weighted(x, t):
+    losses = F.cross_entropy(x.view(-1, CLASSES), t.view(-1), reduction="none")
+    return (x * losses.view(t.shape)[..., None]).sum(-1)
+
+
+def beyond(x, t):
+    loss = F.cross_entropy(x.view(-1, CLASSES) * 0.5, t.view(-1), ignore_index=2**40)
+    return (x * loss).softmax(-1).amax(-1)
+
+
+ODD = {
+    "one that varies is ignored": (
+        lambda x, t, k: F.cross_entropy(x.view(-1, CLASSES) * 0.5, t.view(-1), ignore_index=k),
+        [(2, 3, 1), (2, 3, 2), (2, 3, 4)],
+    ),
+    "no token is left": (shifted, [(2, 6), (3, 7), (4, 1)]),
+    "a batch of one": (
+        lambda x, t: F.cross_entropy(capped(x).view(-1, CLASSES) * 0.5, t.view(-1)),
+        [(1, 5), (2, 5)],
+    ),
+    "its base is changed": (through_its_base, [(2, 6)]),
+    "the view of another type": (of_another_type, [(2, 6)]),
+    "a weight of each row": (weighted, [(1, 4), (2, 4)]),
+    "no number of a class is ignored": (beyond, [(2, 6)]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_ones(name, dynamic):
+    function, calls = ODD[name]
+    torch.compiler.reset()
+    run = torch.compile(function, backend="graphfuse", options={"then": "aot_eager"}, dynamic=dynamic)
+    source = torch.Generator().manual_seed(4)
+    for batch, tokens, *others in calls:
+        x = torch.randn(batch, tokens, CLASSES, generator=source).to(torch.bfloat16)
+        t = torch.randint(0, 8, (batch, tokens), generator=source)
+        for one, other in zip(made(run, x, t, *others), made(function, x, t, *others), strict=True):
+            assert one.dtype is other.dtype and one.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3, equal_nan=True)
 
 
 @pytest.mark.emulate
@@ -116,9 +176,7 @@ def test_where_inductor_is_as_good_it_is_torchs_own(name, dynamic):
 
     torch.compiler.reset()
     run = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
-    for one, other in zip(made(run, x, t), made(function, x, t), strict=True):
-        assert one.dtype is other.dtype
-        torch.testing.assert_close(one, other, equal_nan=True)
+    check_as_exact(made(run, x, t), function, x, t)
     steps = steps_of(name, torch.bfloat16)
     assert [entry.why for entry in entries] == [f"{steps}: it is on no GPU, and inductor is as fast"]
 

@@ -13,7 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional as F
 
 from graphfuse.functional.tensor_parameter import FLOATS
-from graphfuse.torch.fusion import surroundings
+from graphfuse.ops.losses import MOST_IGNORED
+from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import called, exact, is_changed, is_op, same, value
 from graphfuse.torch.fusion.new_nodes import put, record, tell_as
 from graphfuse.torch.regions.replace import erase_unread
@@ -28,16 +29,11 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class Loss:
-    """A cross entropy.
-
-    logits, target: the nodes that have them. Logits may have more dimensions than the target and that of classes.
-    dtype: that of logits as torch reads them.
-    """
+    """A cross entropy. logits, target: the nodes that have them. Logits may have several dimensions of rows."""
 
     node: Node
     logits: Node
     target: Node
-    dtype: torch.dtype
     ignore_index: int
     reduction: str
     label_smoothing: float
@@ -50,16 +46,16 @@ class RowLosses:
         self._graph = module.graph
         around = surroundings.regions(self._graph)
         found = [one for one in _losses(self._graph) if one.node not in around.nested]
-        self._parts = [(one, *self._divide(one)) for one in found]
+        self._rows = [self._divide(one) for one in found]
         erase_unread(self._graph)
 
-    def _divide(self, one: Loss) -> tuple[Node, Node]:
-        """The node of each row's loss, and the one in the place of the loss."""
+    def _divide(self, one: Loss) -> Node:
+        """The node of each row's loss."""
         graph, aten, loss = self._graph, torch.ops.aten, value(one.node)
         extents = [n if isinstance(n, int) else -1 for n in value(one.logits).shape[:-1]]
         with graph.inserting_before(one.node):
             logits, target = one.logits, one.target
-            if extents.count(-1) > 1:
+            if extents.count(-1) > 1 or 0 in extents:
                 logits = put(graph, torch.flatten, logits, 0, -2)
             elif len(extents) > 1:
                 target = put(graph, aten.view.default, target, extents)
@@ -75,7 +71,7 @@ class RowLosses:
             if loss.dtype is not torch.float32:
                 made = put(graph, aten.to.dtype, made, loss.dtype)
         self._replace(one.node, made)
-        return rows, made
+        return rows
 
     def _replace(self, old: Node, new: Node) -> None:
         tell_as(new, old)
@@ -83,18 +79,18 @@ class RowLosses:
         self._graph.erase_node(old)
 
     def restore(self) -> None:
-        """Make those that no region has taken what they were."""
-        for one, rows, made in self._parts:
+        """Make those that no region has taken torch's."""
+        for rows in self._rows:
             if not rows.users:
                 continue
-            logits, target, *_ = rows.args
+            logits, target, ignored, smoothing, _ = rows.args
             with self._graph.inserting_before(rows):
                 given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
-                if value(logits).dtype is not one.dtype:
-                    given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], one.dtype)
-                options = None, None, one.ignore_index, None, one.reduction, one.label_smoothing
-                loss = put(self._graph, F.cross_entropy, *given, *options)
-            self._replace(made, loss)
+                if value(logits).dtype is not torch.float32:
+                    given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
+                loss = put(self._graph, F.cross_entropy, *given, None, None, ignored, None, "none", smoothing)
+                loss = put(self._graph, torch.ops.aten.view_as.default, loss, target)
+            self._replace(rows, loss)
         erase_unread(self._graph)
 
 
@@ -112,10 +108,11 @@ def _losses(graph: Graph) -> Iterator[Loss]:
         x, target = given["input"], given.get("target")
         if any(one is not None for one in others) or not isinstance(smoothing, float | int) or not _fit(x, target):
             continue
-        logits = _unviewed(x)
-        if not any(map(is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
-            ignored = given.get("ignore_index", -100)
-            yield Loss(node, logits, target, value(x).dtype, ignored, reduction, float(smoothing))
+        logits, ignored = _unviewed(x), given.get("ignore_index", -100)
+        if not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
+            continue
+        if not any(map(_is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
+            yield Loss(node, logits, target, ignored, reduction, float(smoothing))
 
 
 def _fit(x: object, target: object) -> bool:
@@ -129,8 +126,22 @@ def _unviewed(x: Node) -> Node:
     """The node that has the same rows before casts to a wider type, and one view as rows."""
     source = exact(x)
     of = is_op(source, "view")
-    before = value(of.args[0]) if of else None
-    if before is None or before.dim() < 2 or not same(before.shape[-1], value(source).shape[-1]):
+    before, rows = value(of.args[0]) if of else None, value(source)
+    if (
+        before is None
+        or before.dim() < 2
+        or before.dtype is not rows.dtype
+        or not same(before.shape[-1], rows.shape[-1])
+    ):
         return source
     # An index may take a part of the rows.
-    return exact(of.args[0]) if same(before.numel(), value(source).numel()) else source
+    return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
+
+
+def _is_changed(node: object) -> bool:
+    """True if something changes a node's values in place, or those of what it may be a view of."""
+    while isinstance(node, Node):
+        if is_changed(node):
+            return True
+        node = node.args[0] if node.args and generated.is_free(node) else None
+    return False

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from graphfuse.torch.fusion.meaning import (
     MEANING,
+    OURS,
     PARTS,
     called,
     dtype,
@@ -109,7 +110,7 @@ def title(node: Node) -> str:
     """Name of an operation, as reports say it."""
     if is_op(node, "cast"):
         return f"cast to {str(dtype(node)).removeprefix('torch.')}"
-    return _name(node).removeprefix("graphfuse::") or node.name
+    return OURS.get(_name(node), _name(node)) or node.name
 
 
 def _name(node: Node) -> str:

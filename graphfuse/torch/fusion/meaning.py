@@ -61,8 +61,8 @@ PARTS = frozenset(
 )
 """Names of other operations that may, whose meaning nobody asks for."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
-_OURS = frozenset({"graphfuse::keyed_dropout", "graphfuse::cross_entropy_loss"})
-"""Operators of ours that stand in graphs until regions are chosen."""
+OURS = {"graphfuse::keyed_dropout": "dropout", "graphfuse::cross_entropy_loss": "cross_entropy"}
+"""Operators of ours that stand in graphs until regions are chosen, with the name of torch's."""
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
 _USUAL_EXTENT = 64
@@ -96,7 +96,7 @@ def called(node: Node) -> str:
         space, _, name = target._schema.name.partition("::")
         if space in ("aten", "prims"):
             return name
-        return target._schema.name if target._schema.name in _OURS else ""
+        return target._schema.name if target._schema.name in OURS else ""
     return name_of(target)
 
 

@@ -76,6 +76,14 @@ class OwnedStep:
     attributes: Mapping[str, object]
     dtype: str
 
+    def whole(self) -> Sequence[OwnedStep]:
+        """The step and those that it is made of."""
+        found = [self]
+        for one in found:  # to which those are added that it is made of
+            made = (v.step for v in one.inputs.values() if isinstance(v, Value))
+            found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
+        return found
+
 
 class CallDrawing:
     """Steps of one call. axis: that which rows lie along, counted from the last; 0 for parts of rows, which have an

@@ -248,8 +248,10 @@ def _logsumexp(d: CallDrawing) -> Value:
 
 def _cross_entropy(d: CallDrawing) -> Value:
     x = d["input"]
-    dim = d.columns(x, -1)
-    rows = x.aligned()[:dim]
+    rows = x.aligned()[: d.columns(x, -1)]
+    read = (v for one in (x.step.whole() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
+    if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
+        raise Untranslated("it reads targets without a dimension that its logits had before")
     target = replace(d["target"], axes=rows)
     options = {name: d[name] for name in ("ignore_index", "label_smoothing", "z_loss")}
     return d.step("cross_entropy", {"input": x, "target": target}, options, axes=rows)
