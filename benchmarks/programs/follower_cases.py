@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 COLUMNS, ROWS = 4096, (1024, 4096, 32768)
 FORWARD, BOTH = "forward", "forward + backward"
-BLOCK, RATE = 128, 0.1
-"""Columns that have a scale of FP8 in common, and the share that dropout drops."""
+BLOCK, RATE, CAP = 128, 0.1, 30.0
+"""Columns that have a scale of FP8 in common, the share that dropout drops, and what caps logits."""
 
 TIMING_SECONDS = 60.0
 """At most, of all ways of a case."""
@@ -89,6 +89,7 @@ def _functions() -> tuple[RowFunction, ...]:
         of("log-softmax", "log-softmax", "x"),
         of("masked-softmax", "scale → mask → softmax", "x m"),
         of("cross-entropy", "cross entropy", "x n"),
+        of("capped-cross-entropy", f"{CAP:.0f} · tanh(x / {CAP:.0f}) → cross entropy", "x n"),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from graphfuse.benchmarks.programs.follower_cases import BLOCK, BOTH, RATE, FollowerCase, RowFunction
+from graphfuse.benchmarks.programs.follower_cases import BLOCK, BOTH, CAP, RATE, FollowerCase, RowFunction
 
 Tensors = Mapping[str, Tensor]
 
@@ -158,6 +158,7 @@ RUNS: dict[str, Callable[..., object]] = {
     "log-softmax": lambda x: F.log_softmax(x, -1),
     "masked-softmax": masked_softmax,
     "cross-entropy": lambda x, n: F.cross_entropy(x.float(), n),
+    "capped-cross-entropy": lambda x, n: F.cross_entropy((CAP * torch.tanh(x / CAP)).float(), n),
 }
 """Functions by name."""
 

@@ -46,7 +46,7 @@ TABLE = (
         infer=_shapes,
         expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), is_random=True),
         attributes=(Attribute("probability", (float, int), required=True),),
-        aten=("keyed_dropout.default input:input seed:seed offset:offset probability:probability",),
+        aten=("graphfuse::keyed_dropout.default input:input seed:seed offset:offset probability:probability",),
         vjp={"input": _of_kept, "seed": _NO_GRADIENT, "offset": _NO_GRADIENT},
     ),
 )

@@ -10,7 +10,7 @@ from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 
-_MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
+MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
 
 _ATTRIBUTES = (
     Attribute("ignore_index", (int,), -100),
@@ -31,7 +31,7 @@ def _checked(shapes: Mapping[str, Shape], attributes: Attributes) -> Shape:
                 f"{port} must have input's extents and 1 along the last axis, {list(row)}, got {list(shapes[port])}"
             )
     ignored, smoothing, z = (attributes[a.name] for a in _ATTRIBUTES)
-    if abs(ignored) >= _MOST_IGNORED:
+    if abs(ignored) >= MOST_IGNORED:
         raise GraphValidationError(f"ignore_index is {ignored}; accepted: magnitudes below 2^24")
     if not 0 <= smoothing <= 1:
         raise GraphValidationError(f"label_smoothing is {smoothing}; accepted: 0 to 1")

@@ -119,9 +119,9 @@ class Op:
     integers: bool = False  # whether nodes may compute in INT32, modulo 2^32
     chooses: tuple[str, ...] = ()  # inputs of which each element of the output is one, or its magnitude or negative
     recomputed: bool = True  # whether backward may compute the node again
-    # What it is called in aten, operators that compute the same. Each is written as the operator's name and overload, a
-    # space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for one that must have
-    # this value. One that is not written must have its default.
+    # What it is called in aten, operators that compute the same. Each is written as the operator's name and overload
+    # (behind "graphfuse::" one of ours), a space, then its parameters: "other:b" for one that is the port or attribute
+    # b, "alpha=1" for one that must have this value. One that is not written must have its default.
     aten: tuple[str, ...] = ()
 
     @cached_property

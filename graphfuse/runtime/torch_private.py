@@ -194,6 +194,12 @@ def weak_storage(t: object) -> object:
     return importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(t.untyped_storage())
 
 
+def native_functions() -> object | None:
+    """Module of the functions that those of torch.nn.functional call, which Dynamo may write into a graph instead.
+    Without it these are unknown operations, which regions end at."""
+    return _find("_C._nn")
+
+
 def tracing() -> Callable[[], bool]:
     """Returns what tells whether ``torch.jit.trace`` is at work in this thread."""
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing

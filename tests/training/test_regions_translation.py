@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import KEYED_DROPOUT
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import HALF, C, T, rows
 from support.traces import recorded
@@ -19,9 +18,9 @@ CALLS = [(op.name, text) for op in OPS.values() for text in op.aten]
 @pytest.mark.parametrize(("op", "text"), CALLS)
 def test_what_ops_are_called_in_aten(op, text):
     name, *given = text.split()
-    packet, _, overload = name.partition(".")
-    space = torch.ops.graphfuse if packet == KEYED_DROPOUT else torch.ops.aten
-    schema = getattr(getattr(space, packet), overload)._schema
+    space, _, called = name.rpartition("::")
+    packet, _, overload = called.partition(".")
+    schema = getattr(getattr(getattr(torch.ops, space or "aten"), packet), overload)._schema
     parameters = {a.name for a in schema.arguments}
     targets = {port.name for port in OPS[op].inputs} | {a.name for a in OPS[op].attributes}
     assert given

@@ -15,8 +15,9 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.compile_backend import losses, over_ranks
+from graphfuse.torch.compile_backend import over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
+from graphfuse.torch.compile_backend.losses import RowLosses
 from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
 from graphfuse.torch.fusion.report import Entry, FuseReport
@@ -101,17 +102,14 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     attended = sinks.replace(module, _place)
     around = surroundings.regions(module.graph)
     attended += attention.rewrite(module, around, _place)
-    lost = dict(losses.replace(module, declines))
-    attended += [Entry(*_place(n), "" if why else losses.NAME, why) for n, why in lost.items()]
-    dropouts = KeyedDropouts(module) if own_random else None
+    apart = [*([KeyedDropouts(module)] if own_random else ()), RowLosses(module)]
     verdicts, left = regions_of.replace_in(module, declines)
     behind = [*over_ranks.replace(module)]
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
-    if dropouts is not None:
-        dropouts.restore()
-        module.recompile()
-    left = [(node, why) for node, why in left.items() if node not in lost]
-    others = (Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in left)
+    others = [Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in left.items()]
+    for one in apart:
+        one.restore()
+    module.recompile()
     return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed]
 
 

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.fusion import cost, generated, surroundings
-from graphfuse.torch.fusion.meaning import KEYED_DROPOUT, called, dtype, value, writes
+from graphfuse.torch.fusion.meaning import called, dtype, value, writes
 from graphfuse.torch.fusion.new_nodes import put, record
 
 _KEYS = 2**24
@@ -28,9 +28,9 @@ LIBRARY.impl(
 torch.library.register_fake(
     "graphfuse::keys", lambda count, device: torch.empty(count, dtype=torch.float32, device=device), lib=LIBRARY
 )
-LIBRARY.define(f"{KEYED_DROPOUT}(Tensor input, Tensor seed, Tensor offset, float probability) -> Tensor")
+LIBRARY.define("keyed_dropout(Tensor input, Tensor seed, Tensor offset, float probability) -> Tensor")
 torch.library.register_fake(
-    f"graphfuse::{KEYED_DROPOUT}", lambda input, seed, offset, probability: torch.empty_like(input), lib=LIBRARY
+    "graphfuse::keyed_dropout", lambda input, seed, offset, probability: torch.empty_like(input), lib=LIBRARY
 )
 
 
@@ -54,7 +54,7 @@ class KeyedDropouts:
             with self._graph.inserting_before(node):
                 pair = [put(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
             args = (node.all_input_nodes[0], *pair, generated.rate_of_dropout(node))
-            node.target, node.args, node.kwargs = getattr(torch.ops.graphfuse, KEYED_DROPOUT).default, args, {}
+            node.target, node.args, node.kwargs = torch.ops.graphfuse.keyed_dropout.default, args, {}
             self._keys += pair
         self._keys.append(keys)
 

@@ -1,48 +1,100 @@
-"""Cross entropy in a graph, and the operator in its place: the loss of each row, which torch then adds up.
+"""Cross entropy in graphs that inductor compiles: the loss of each row, which can be a step of a region, and their sum.
 
-Logits that were cast to float32 first, as models do, are read as they were before.
+Logits are read as they were before they were cast to float32, and viewed as rows.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional as F
 
 from graphfuse.functional.tensor_parameter import FLOATS
-from graphfuse.torch.fusion import cost, surroundings
-from graphfuse.torch.fusion.cost import Judged
-from graphfuse.torch.fusion.meaning import called, exact, is_changed, is_op, value
-from graphfuse.torch.fusion.neighbours import TakenNodes
+from graphfuse.ops.losses import MOST_IGNORED
+from graphfuse.torch.fusion import generated, surroundings
+from graphfuse.torch.fusion.meaning import called, exact, is_changed, is_op, same, value
 from graphfuse.torch.fusion.new_nodes import put, record, tell_as
+from graphfuse.torch.regions.replace import erase_unread
 
-NAME = "cross_entropy_loss"
 _REDUCTIONS = ("none", "mean", "sum")
 _PARAMETERS = {
     "cross_entropy": "input target weight size_average ignore_index reduce reduction label_smoothing".split(),
-    NAME: "input target weight reduction ignore_index label_smoothing".split(),
+    "cross_entropy_loss": "input target weight reduction ignore_index label_smoothing".split(),
 }
 """By what a node calls: torch's function, or aten's operator, whose reductions are numbers."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A cross entropy.
-
-    logits, target: the nodes that have them.
-    viewed: the view of logits as rows, None where they are rows.
-    """
+    """A cross entropy. logits, target: the nodes that have them. Logits may have several dimensions of rows."""
 
     node: Node
     logits: Node
-    viewed: Node | None
     target: Node
     ignore_index: int
     reduction: str
     label_smoothing: float
 
 
-def find(graph: Graph) -> Iterator[Loss]:
+class RowLosses:
+    """Losses of a graph as those of each row, of which regions take some."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._graph = module.graph
+        around = surroundings.regions(self._graph)
+        found = [one for one in _losses(self._graph) if one.node not in around.nested]
+        self._rows = [self._divide(one) for one in found]
+        erase_unread(self._graph)
+
+    def _divide(self, one: Loss) -> Node:
+        """The node of each row's loss."""
+        graph, aten, loss = self._graph, torch.ops.aten, value(one.node)
+        extents = [n if isinstance(n, int) else -1 for n in value(one.logits).shape[:-1]]
+        with graph.inserting_before(one.node):
+            logits, target = one.logits, one.target
+            if extents.count(-1) > 1 or 0 in extents:
+                logits = put(graph, torch.flatten, logits, 0, -2)
+            elif len(extents) > 1:
+                target = put(graph, aten.view.default, target, extents)
+            options = one.ignore_index, one.label_smoothing, 0.0
+            rows = graph.call_function(torch.ops.graphfuse.cross_entropy_loss.default, (logits, target, *options))
+            tell_as(rows, one.node)
+            has_gradient = loss.requires_grad
+            record(rows, target, lambda t: t.new_empty(t.shape, dtype=torch.float32).requires_grad_(has_gradient))
+            made = put(graph, torch.flatten, rows) if one.reduction == "none" else put(graph, aten.sum.default, rows)
+            if one.reduction == "mean":
+                counted = put(graph, aten.ne.Scalar, one.target, one.ignore_index)
+                made = put(graph, aten.div.Tensor, made, put(graph, aten.sum.default, counted))
+            if loss.dtype is not torch.float32:
+                made = put(graph, aten.to.dtype, made, loss.dtype)
+        self._replace(one.node, made)
+        return rows
+
+    def _replace(self, old: Node, new: Node) -> None:
+        tell_as(new, old)
+        old.replace_all_uses_with(new)
+        self._graph.erase_node(old)
+
+    def restore(self) -> None:
+        """Make those that no region has taken torch's."""
+        for rows in self._rows:
+            if not rows.users:
+                continue
+            logits, target, ignored, smoothing, _ = rows.args
+            with self._graph.inserting_before(rows):
+                given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
+                if value(logits).dtype is not torch.float32:
+                    given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
+                loss = put(self._graph, F.cross_entropy, *given, None, None, ignored, None, "none", smoothing)
+                loss = put(self._graph, torch.ops.aten.view_as.default, loss, target)
+            self._replace(rows, loss)
+        erase_unread(self._graph)
+
+
+def _losses(graph: Graph) -> Iterator[Loss]:
     """Losses of classes by number, along the last of two dimensions, without weights."""
     for node in graph.nodes:
         names = _PARAMETERS.get(called(node))
@@ -56,13 +108,11 @@ def find(graph: Graph) -> Iterator[Loss]:
         x, target = given["input"], given.get("target")
         if any(one is not None for one in others) or not isinstance(smoothing, float | int) or not _fit(x, target):
             continue
-        found = is_op(x, "view")
-        source = exact(found.args[0]) if found else exact(x)
-        viewed = x if found and source is not found.args[0] else None
-        logits = x if found and viewed is None else source
-        if not any(map(is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
-            ignored = given.get("ignore_index", -100)
-            yield Loss(node, logits, viewed, target, ignored, reduction, float(smoothing))
+        logits, ignored = _unviewed(x), given.get("ignore_index", -100)
+        if not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
+            continue
+        if not any(map(_is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
+            yield Loss(node, logits, target, ignored, reduction, float(smoothing))
 
 
 def _fit(x: object, target: object) -> bool:
@@ -72,53 +122,26 @@ def _fit(x: object, target: object) -> bool:
     return logits.dtype in FLOATS and numbers.dtype is torch.int64 and numbers.device == logits.device
 
 
-def replace(module: GraphModule, declines: bool) -> list[tuple[Node, str]]:
-    """Replaces losses. Returns the nodes that had them, and why they are left, "" for those that are replaced.
-
-    declines: whether those are left of which inductor makes one kernel with what stands around them.
-    """
-    around, verdicts, losses = surroundings.regions(module.graph), list[tuple[Node, str]](), [*find(module.graph)]
-    judged = [Judged(one.node, _taken(one), 0.0) for one in losses]
-    there = [one for one in judged if value(one.taken.read[0]).device.type == cost.DEVICE]
-    costly = cost.declined(there) if declines else {}
-    for one in losses:
-        why = costly.get(one.node, "")
-        if one.node in around.nested:
-            why = "it is in a transform of torch.func, which operators are not for"
-        if not why:
-            _replace(module.graph, one)
-        verdicts.append((one.node, why))
-    module.recompile()
-    return verdicts
+def _unviewed(x: Node) -> Node:
+    """The node that has the same rows before casts to a wider type, and one view as rows."""
+    source = exact(x)
+    of = is_op(source, "view")
+    before, rows = value(of.args[0]) if of else None, value(source)
+    if (
+        before is None
+        or before.dim() < 2
+        or before.dtype is not rows.dtype
+        or not same(before.shape[-1], rows.shape[-1])
+    ):
+        return source
+    # An index may take a part of the rows.
+    return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
 
 
-def _taken(one: Loss) -> TakenNodes:
-    own = {one.node, *surroundings.between((one.node,), (one.logits, one.target))}
-    is_training = bool(value(one.node).requires_grad)
-    return TakenNodes((one.node,), (one.logits, one.target), (one.logits,), frozenset(own), is_training)
-
-
-def _replace(graph: Graph, one: Loss) -> None:
-    aten, loss = torch.ops.aten, value(one.node)
-    with graph.inserting_before(one.node):
-        logits = one.logits
-        if one.viewed is not None:
-            cast = one.viewed.args[0]
-            logits = graph.node_copy(one.viewed, lambda node: one.logits if node is cast else node)
-            kind = value(one.logits).dtype
-            record(logits, one.viewed, lambda rows: rows.new_empty(rows.shape, dtype=kind))
-        operator = getattr(torch.ops.graphfuse, NAME).default
-        made = graph.call_function(operator, (logits, one.target, one.ignore_index, one.label_smoothing, 0.0))
-        record(made, one.target, lambda numbers: numbers.new_empty(numbers.shape, dtype=torch.float32))
-        if one.reduction != "none":
-            made = put(graph, aten.sum.default, made)
-        if one.reduction == "mean":
-            counted = put(graph, aten.ne.Scalar, one.target, one.ignore_index)
-            made = put(graph, aten.div.Tensor, made, put(graph, aten.sum.default, counted))
-        if loss.dtype is not torch.float32:
-            made = graph.call_function(aten.to.dtype, (made, loss.dtype))
-    tell_as(made, one.node)
-    one.node.replace_all_uses_with(made)
-    for node in (one.node, one.viewed):
-        if node is not None and not node.users:
-            graph.erase_node(node)
+def _is_changed(node: object) -> bool:
+    """True if something changes a node's values in place, or those of what it may be a view of."""
+    while isinstance(node, Node):
+        if is_changed(node):
+            return True
+        node = node.args[0] if node.args and generated.is_free(node) else None
+    return False

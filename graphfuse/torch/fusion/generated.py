@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from graphfuse.torch.fusion.meaning import (
     MEANING,
+    OURS,
     PARTS,
     called,
     dtype,
@@ -25,12 +26,12 @@ from graphfuse.torch.fusion.meaning import (
 _REDUCTIONS = frozenset(
     "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
     "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm cosine_similarity mse_loss "
-    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss".split()
+    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss graphfuse::cross_entropy_loss".split()
 )
 _MOVES = frozenset(
     "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "
-    "gather take_along_dim dropout keyed_dropout native_dropout alpha_dropout feature_alpha_dropout bernoulli softsign "
-    "tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
+    "gather take_along_dim dropout graphfuse::keyed_dropout native_dropout alpha_dropout feature_alpha_dropout "
+    "bernoulli softsign tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
 )
 """What torch does not call pointwise, and inductor computes element by element."""
 _IDENTICAL = ("add", "sub", "cat", "same")
@@ -109,7 +110,7 @@ def title(node: Node) -> str:
     """Name of an operation, as reports say it."""
     if is_op(node, "cast"):
         return f"cast to {str(dtype(node)).removeprefix('torch.')}"
-    return _name(node) or node.name
+    return OURS.get(_name(node), _name(node)) or node.name
 
 
 def _name(node: Node) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
+from graphfuse.runtime import torch_private
+
 _MEANINGS = {
     "add": "add iadd radd",
     "sub": "sub subtract isub",
@@ -59,8 +61,8 @@ PARTS = frozenset(
 )
 """Names of other operations that may, whose meaning nobody asks for."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
-KEYED_DROPOUT = "keyed_dropout"
-"""Name of the operator of ours that stands in graphs until regions are chosen."""
+OURS = {"graphfuse::keyed_dropout": "dropout", "graphfuse::cross_entropy_loss": "cross_entropy"}
+"""Operators of ours that stand in graphs until regions are chosen, with the name of torch's."""
 KEYS = ("val", "example_value")
 """Where whoever recorded a graph says of a node's result."""
 _USUAL_EXTENT = 64
@@ -68,7 +70,7 @@ _USUAL_EXTENT = 64
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""
-_OWNERS = (torch, torch.nn.functional, operator, torch.linalg)
+_OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch_private.native_functions())
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def called(node: Node) -> str:
         return ""
     if isinstance(target, torch._ops.OpOverload):
         space, _, name = target._schema.name.partition("::")
-        return name if space in ("aten", "prims") or name == KEYED_DROPOUT else ""
+        if space in ("aten", "prims"):
+            return name
+        return target._schema.name if target._schema.name in OURS else ""
     return name_of(target)
 
 

@@ -26,8 +26,8 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The operator's name and overload, without its namespace; of one in place that of what it computes."""
-        name = self.overload._schema.name.partition("::")[2]
+        """The operator's name and overload, without torch's namespaces; of one in place that of what it computes."""
+        name = self.overload._schema.name.removeprefix("aten::").removeprefix("prims::")
         return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
 
 

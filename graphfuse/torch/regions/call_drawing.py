@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.base.wording import with_article
+from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import same
 from graphfuse.torch.regions.aten_calls import Call
@@ -26,6 +27,8 @@ FP8 = {torch.float8_e4m3fn: 464.0}
 TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
+_OF_INTEGERS = frozenset({("cross_entropy", "target")})
+"""Ports that read integers."""
 _WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
 """Ports of ops at which torch's CPU kernels take a tensor without dimensions as a number, which nothing rounds."""
 _ROUNDING_NUMBERS = frozenset({"pow", "mod"})
@@ -72,6 +75,14 @@ class OwnedStep:
     inputs: Mapping[str, object]
     attributes: Mapping[str, object]
     dtype: str
+
+    def whole(self) -> Sequence[OwnedStep]:
+        """The step and those that it is made of."""
+        found = [self]
+        for one in found:  # to which those are added that it is made of
+            made = (v.step for v in one.inputs.values() if isinstance(v, Value))
+            found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
+        return found
 
 
 class CallDrawing:
@@ -159,11 +170,10 @@ class CallDrawing:
         self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object], dtype: torch.dtype
     ) -> None:
         """Untranslated where an op does not compute with such tensors and numbers as the call does."""
-        values = [v for v in inputs.values() if isinstance(v, Value)]
         if dtype not in COMPUTED and dtype not in FP8:
             raise Untranslated(f"{self.call.name} makes {dtype}")
-        for value in values:
-            if value.tensor.dtype not in COMPUTED:
+        for port, value in ((port, v) for port, v in inputs.items() if isinstance(v, Value)):
+            if value.tensor.dtype not in (INTEGERS if (op, port) in _OF_INTEGERS else COMPUTED):
                 raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
             if value.step is None and value.tensor.dtype is torch.bool and not value.tensor.dim():
                 raise Untranslated(f"{self.call.name} reads a truth value without dimensions")

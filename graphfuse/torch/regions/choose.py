@@ -277,7 +277,7 @@ def _kernels(
     return tuple(numbers[n] for n in chosen), tuple(declined.items()), next(iter(refused), "")
 
 
-_ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "rmsnorm", "layernorm"})
+_ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "cross_entropy", "rmsnorm", "layernorm"})
 """Ops that reduce rows: a region has one."""
 
 

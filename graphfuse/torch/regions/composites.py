@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -245,6 +246,17 @@ def _logsumexp(d: CallDrawing) -> Value:
     return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=left)
 
 
+def _cross_entropy(d: CallDrawing) -> Value:
+    x = d["input"]
+    rows = x.aligned()[: d.columns(x, -1)]
+    read = (v for one in (x.step.whole() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
+    if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
+        raise Untranslated("it reads targets without a dimension that its logits had before")
+    target = replace(d["target"], axes=rows)
+    options = {name: d[name] for name in ("ignore_index", "label_smoothing", "z_loss")}
+    return d.step("cross_entropy", {"input": x, "target": target}, options, axes=rows)
+
+
 def _layer_norm(d: CallDrawing) -> Value:
     return _norm(d, "layernorm", d["normalized_shape"], {"scale": d["weight"], "bias": d["bias"]}, d["eps"])
 
@@ -298,6 +310,7 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "_softmax.default": partial(_of_rows, "softmax"),
     "_log_softmax.default": partial(_of_rows, "log_softmax"),
     "logsumexp.default": _logsumexp,
+    "graphfuse::cross_entropy_loss.default": _cross_entropy,
     "native_layer_norm.default": _layer_norm,
     "_fused_rms_norm.default": _rms_norm,
     "rms_norm.default": _rms_norm,

@@ -100,8 +100,11 @@ class TranslatedGraph:
             self.node_of[id(made)] = node
             if self.part(node):
                 self._undivided[id(made)] = node.args[0]
-        elif self.parts is None:
+        elif self.parts is None and len(of.aligned()) == made.dim():
             self.values[node] = replace(of, tensor=made)
+        elif self.parts is None:  # of what is one a row
+            self.why[node] = "a view that moves elements"
+            return False
         elif of.once is not None:
             self.why[node] = "it views what is repeated"
             return False
@@ -163,7 +166,7 @@ class TranslatedGraph:
         if self._groups is not None or made is None or not isinstance(found, Value):
             return False
         is_small = 1 < found.tensor.dim() and hint(found.tensor.numel()) < hint(made.numel())
-        return is_small and found.step is not None and _is_pointwise(found.step)
+        return is_small and found.step is not None and all(OPS[one.op].pointwise for one in found.step.whole())
 
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
@@ -198,15 +201,6 @@ class TranslatedGraph:
         made = draw(drawing) if draw else drawing.by_table()
         known |= zip(map(id, call.results), several(made), strict=False)
         self.held += call.results
-
-
-def _is_pointwise(step: OwnedStep) -> bool:
-    """True if nothing is reduced for a step."""
-    found = [step]
-    for one in found:  # to which those are added that it is made of
-        made = (v.step for v in one.inputs.values() if isinstance(v, Value))
-        found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
-    return all(OPS[one.op].pointwise for one in found)
 
 
 def _read(node: Node) -> Container[int]:
