@@ -168,15 +168,19 @@ def test_logits_are_read_as_they_were_before_a_cast(name):
 def test_where_inductor_is_as_good_it_is_torchs_own(name, dynamic):
     """On a CPU."""
     function, (x, t) = FUNCTIONS[name], given(torch.bfloat16)
-    entries = []
+    entries, called = [], []
 
     def backend(graph, _):
         entries.extend(compiled.replace_in(graph, declines=True))
+        graph.graph.lint()
+        called.extend(node.target for node in graph.graph.nodes)
         return graph
 
     torch.compiler.reset()
     run = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
     check_as_exact(made(run, x, t), function, x, t)
+    assert called.count(F.cross_entropy) == 1
+    assert torch.ops.graphfuse.cross_entropy_loss.default not in called
     steps = steps_of(name, torch.bfloat16)
     assert [entry.why for entry in entries] == [f"{steps}: it is on no GPU, and inductor is as fast"]
 

@@ -102,12 +102,14 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     attended = sinks.replace(module, _place)
     around = surroundings.regions(module.graph)
     attended += attention.rewrite(module, around, _place)
-    apart = [*([KeyedDropouts(module)] if own_random else ()), RowLosses(module)]
+    rewritten: list[RowLosses | KeyedDropouts] = [RowLosses(module)]
+    if own_random:
+        rewritten.append(KeyedDropouts(module))
     verdicts, left = regions_of.replace_in(module, declines)
     behind = [*over_ranks.replace(module)]
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
     others = [Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in left.items()]
-    for one in apart:
+    for one in rewritten:
         one.restore()
     module.recompile()
     return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed]

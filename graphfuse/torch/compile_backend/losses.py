@@ -47,7 +47,8 @@ class RowLosses:
         around = surroundings.regions(self._graph)
         found = [one for one in _losses(self._graph) if one.node not in around.nested]
         self._rows = [self._divide(one) for one in found]
-        erase_unread(self._graph)
+        if found:
+            erase_unread(self._graph)
 
     def _divide(self, one: Loss) -> Node:
         """The node of each row's loss."""
@@ -91,7 +92,6 @@ class RowLosses:
                 loss = put(self._graph, F.cross_entropy, *given, None, None, ignored, None, "none", smoothing)
                 loss = put(self._graph, torch.ops.aten.view_as.default, loss, target)
             self._replace(rows, loss)
-        erase_unread(self._graph)
 
 
 def _losses(graph: Graph) -> Iterator[Loss]:
@@ -111,7 +111,7 @@ def _losses(graph: Graph) -> Iterator[Loss]:
         logits, ignored = _unviewed(x), given.get("ignore_index", -100)
         if not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
             continue
-        if not any(map(_is_changed, (x, logits, target))) and value(logits).dtype in FLOATS:
+        if not any(map(_may_change, (x, logits, target))) and value(logits).dtype in FLOATS:
             yield Loss(node, logits, target, ignored, reduction, float(smoothing))
 
 
@@ -138,8 +138,9 @@ def _unviewed(x: Node) -> Node:
     return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
 
 
-def _is_changed(node: object) -> bool:
-    """True if something changes a node's values in place, or those of what it may be a view of."""
+def _may_change(node: object) -> bool:
+    """True if something changes a node's values in place, or those of what it may be a view of: logits are read later
+    than the program makes copies of them."""
     while isinstance(node, Node):
         if is_changed(node):
             return True

@@ -76,7 +76,7 @@ class OwnedStep:
     attributes: Mapping[str, object]
     dtype: str
 
-    def whole(self) -> Sequence[OwnedStep]:
+    def upstream(self) -> Sequence[OwnedStep]:
         """The step and those that it is made of."""
         found = [self]
         for one in found:  # to which those are added that it is made of

@@ -249,7 +249,7 @@ def _logsumexp(d: CallDrawing) -> Value:
 def _cross_entropy(d: CallDrawing) -> Value:
     x = d["input"]
     rows = x.aligned()[: d.columns(x, -1)]
-    read = (v for one in (x.step.whole() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
+    read = (v for one in (x.step.upstream() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
     if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
         raise Untranslated("it reads targets without a dimension that its logits had before")
     target = replace(d["target"], axes=rows)

@@ -166,7 +166,7 @@ class TranslatedGraph:
         if self._groups is not None or made is None or not isinstance(found, Value):
             return False
         is_small = 1 < found.tensor.dim() and hint(found.tensor.numel()) < hint(made.numel())
-        return is_small and found.step is not None and all(OPS[one.op].pointwise for one in found.step.whole())
+        return is_small and found.step is not None and all(OPS[one.op].pointwise for one in found.step.upstream())
 
     def _mixes(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed of whole rows."""
