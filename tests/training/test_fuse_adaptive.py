@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphfuse.benchmarks.programs.model_blocks import DiTBlock
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.whole_models import stretch
-from graphfuse.torch.whole_models.layer import side_by_side
+from graphfuse.torch.whole_models.layer_trace import side_by_side
 from support import video_transformers as video
 
 pytestmark = pytest.mark.torch

@@ -1,9 +1,9 @@
 """The forward of a layer in which what stands around a norm is one kernel with it, across the borders of modules:
 residual sums, other norms, activations.
 
-The layer's own forward is run by the `interpreter`, on proxies, with its modules as they are called, and written again
-as Python. What it reads of the layer and of the world is compared at each call, and where something differs, or a
-module is not to be gone around, the layer's own forward runs.
+The layer's own forward is traced (`layer_trace.py`), and written again as Python. What it reads of the layer and of the
+world is compared at each call, and where something differs, or a module is not to be gone around, the layer's own
+forward runs.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ import ast
 import inspect
 import operator
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import FunctionType
 
 import torch
-from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion import generated, interpreter
-from graphfuse.torch.fusion.meaning import PARTS, called, is_op, name_of, number_of_pairs, writes
+from graphfuse.torch.fusion import generated
+from graphfuse.torch.fusion.meaning import PARTS, called, is_op, writes
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
-from graphfuse.torch.fusion.reads import SELF, Read, is_plain, watched
+from graphfuse.torch.fusion.reads import is_plain, watched
 from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
+from graphfuse.torch.fusion.symbols import ForwardDeclined
 from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
+from graphfuse.torch.whole_models.layer_trace import REST, LayerTrace, TakenArguments, parts_of, side_by_side, traces
 from graphfuse.torch.whole_models.stretch import stretch
-
-_REST = "_graphfuse_rest"
-_RANKS = (3, 4)
-"""Ranks of arguments that decide which way a forward goes: the usual one first. Others run the class's own."""
-_MOST_ASKED = 3
-"""Arguments at most that may be None, by which a forward goes one way or another."""
 
 
 @dataclass(frozen=True)
@@ -47,220 +41,23 @@ class FusedLayer:
     kept: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _TakenArguments:
-    """Arguments as a trace takes them to be. rank: of those that it asks for theirs; 0 where it may not ask.
-    there, absent: those that are not None, and those that are."""
-
-    rank: int = 0
-    there: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-
-
-class _Undecided(ForwardDeclined):
-    """Forward that goes by whether an argument is None, of which nothing was taken to be known."""
-
-    def __init__(self, said: str, argument: str) -> None:
-        super().__init__(said)
-        self.argument = argument
-
-
-class _Proxies(Domain):
-    """Symbols are proxies: what is done with them is done again in each call, so that anything may be."""
-
-    symbols = Proxy
-
-    def __init__(self, module: torch.nn.Module, tracer: Tracer, taken: _TakenArguments) -> None:
-        super().__init__(module)
-        self.tracer, self.taken, self.ranked = tracer, taken, dict[str, None]()
-        self.undecided, self.is_alone = "", False
-        self._filled = dict[Node, dict[int, Proxy]]()
-        self._parts = dict[tuple[Node, int], Sequence[object]]()
-
-    def member(self, name: str, tensor: torch.Tensor) -> object:
-        return self.tracer.create_proxy("get_attr", name, (), {})
-
-    def is_none(self, symbol: Proxy) -> bool:
-        if symbol.node.op == "get_attr":  # a tensor that the module has, as long as it has it
-            self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
-            return False
-        if symbol.node.op == "placeholder" and not symbol.node.target.startswith("**"):
-            if symbol.node.target in self.taken.there:
-                return False
-            self.undecided = self.undecided or symbol.node.target
-        return super().is_none(symbol)
-
-    def attribute(self, symbol: Proxy, name: str) -> object:
-        if name.endswith("_") and not name.endswith("__"):
-            raise ForwardDeclined("changes a tensor in place")
-        if self.taken.rank and name == "ndim" and symbol.node.op == "placeholder":
-            self.ranked[symbol.node.target] = None
-            return self.taken.rank
-        return getattr(symbol, name)
-
-    def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
-        given = _passed([*args, *named.values()])
-        if not isinstance(function, Proxy) and not any(isinstance(v, Proxy) for v in given):
-            raise ForwardDeclined("is not known to do the same each time")
-        return function(*args, **named)
-
-    def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
-        _passed([*args, *named.values()])
-        return self.tracer.create_proxy("call_module", child.name, tuple(args), dict(named))
-
-    def unpack(self, symbol: object, count: int) -> Sequence[object]:
-        if symbol.node.op != "placeholder":
-            return self._unpacked(symbol, count)
-        # Once, before all else, so that it does not stand between what is one kernel.
-        first = next((node for node in self.tracer.graph.nodes if node.op != "placeholder"), None)
-        if (symbol.node, count) not in self._parts:
-            with nullcontext() if first is None else self.tracer.graph.inserting_before(first):
-                self._parts[symbol.node, count] = self._unpacked(symbol, count)
-        return self._parts[symbol.node, count]
-
-    def _unpacked(self, symbol: object, count: int) -> Sequence[object]:
-        parts = self.tracer.create_proxy("call_function", parts_of, (symbol, count), {})
-        return [parts[i] for i in range(count)]
-
-    def store(self, symbol: Proxy, index: object, value: object) -> bool:
-        """True for every second column of an empty tensor. The others must be written, too, before anybody reads it."""
-        empty, number = symbol.node, number_of_pairs(index)
-        if empty.target is not torch.empty_like or len(empty.args) != 1 or empty.kwargs or empty.users:
-            return False
-        columns = self._filled.setdefault(empty, {})
-        if number is None or number in columns or not isinstance(value, Proxy):
-            return False
-        columns[number] = value
-        if len(columns) == 2:
-            of = (columns[0], columns[1], Proxy(empty.args[0], self.tracer))
-            symbol.node = self.tracer.create_proxy("call_function", side_by_side, of, {}).node
-            del self._filled[empty]
-            self.tracer.graph.erase_node(empty)
-        return True
-
-    def check_filled(self) -> None:
-        """ForwardDeclined where a part of a tensor alone was written."""
-        if self._filled:
-            raise ForwardDeclined("changes a tensor in place")
-
-    def passed_on(self, function: FunctionType, named: Mapping[str, object]) -> Mapping[str, object]:
-        """Without the rest of the arguments where a function takes none: then there must be none."""
-        if _REST not in named or function.__code__.co_flags & inspect.CO_VARKEYWORDS:
-            return named
-        self.is_alone = True
-        return {name: v for name, v in named.items() if name != _REST}
-
-    def item(self, child: Child, index: int) -> Child:
-        modules = self.module.get_submodule(child.name)
-        if type(modules) not in (torch.nn.ModuleList, torch.nn.Sequential) or not 0 <= index < len(modules):
-            return super().item(child, index)
-        self.record(SELF, (*child.name.split("."), "__class__"), type(modules))
-        return Child(f"{child.name}.{index}")
-
-    def call_plain(
-        self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
-    ) -> object:
-        """The function is called as it is, in each call again, where it cannot be run here."""
-        nodes, reads = len(self.tracer.graph.nodes), len(self.reads)
-        try:
-            return run()
-        except Exception:  # of what a stranger's function does with symbols, too
-            if not self._can_call(function, args, named):
-                raise
-        for node in reversed([*self.tracer.graph.nodes][nodes:]):
-            self.tracer.graph.erase_node(node)
-        for key in [*self.reads][reads:]:
-            del self.reads[key]
-        return self.tracer.create_proxy("call_function", function, tuple(args), dict(named))
-
-    def _can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
-        try:
-            given = _passed([*args, *named.values()])
-        except ForwardDeclined:
-            return False
-        known = all(isinstance(v, Proxy) or is_plain(v) for v in given)
-        return known and not self.undecided and "<locals>" not in function.__qualname__ and _REST not in named
-
-    def spread(self, value: object) -> Mapping[str, object]:
-        if isinstance(value, Proxy) and str(value.node.target).startswith("**"):
-            return {_REST: value}
-        return super().spread(value)
-
-    def computes(self, function: object) -> bool:
-        return bool(name_of(function))
-
-
-def _passed(values: Sequence[object]) -> Sequence[object]:
-    """Values that are given to an operation or a module, those in sequences, too."""
-    found: list[object] = []
-    for v in values:
-        if isinstance(v, tuple | list):
-            found += _passed(v)
-        elif isinstance(v, Named | TensorMethod | Child):
-            raise ForwardDeclined("is given something that is no tensor and no number")
-        else:
-            found.append(v)
-    return found
-
-
-def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Columns of even and of odd numbers in one tensor, like another."""
-    *rows, columns = like.shape
-    half = (*rows, columns // 2)
-    if all(isinstance(part, torch.Tensor) and tuple(part.shape) == half for part in (even, odd)) and columns % 2 == 0:
-        return torch.stack((even, odd), dim=-1).flatten(-2).type_as(like)
-    made = torch.empty_like(like)
-    made[..., 0::2], made[..., 1::2] = even, odd
-    return made
-
-
-def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
-    """Parts of a value that is assigned to `count` variables."""
-    parts = tuple(values)
-    if len(parts) != count:
-        raise ValueError(f"{len(parts)} values to unpack (expected {count})")
-    return parts
-
-
 def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> FusedLayer:
     """The layer's forward with what can be one. norms: those of its own modules that kernels take the place of, by
     name. Raises Declined where its forward cannot be traced."""
     own, whys = own_forward(type(layer)), list[ForwardDeclined]()
-    traces = [*_traces(layer, own.function, _TakenArguments(), whys)]
-    if not traces:
+    found = [*traces(layer, own.function, TakenArguments(), whys)]
+    if not found:
         raise whys[0]
-    found = [(trace, _fused(layer, norms, own, trace)) for trace in traces]
-    ways = [(trace, way) for trace, way in found if way.function is not None]
-    if not ways or not traces[0].conditions:
-        return found[0][1]
+    made = [(trace, _fused(layer, norms, own, trace)) for trace in found]
+    ways = [(trace, way) for trace, way in made if way.function is not None]
+    if not ways or not found[0].conditions:
+        return made[0][1]
     # Of several ways the first is the usual one, and has most.
     functions = [(trace.conditions, way.function) for trace, way in ways]
     return replace(ways[0][1], function=_by_arguments(own.function, functions))
 
 
-def _traces(
-    layer: torch.nn.Module, function: FunctionType, taken: _TakenArguments, whys: list[ForwardDeclined]
-) -> Iterator[_Trace]:
-    """Traces of a forward, one for all arguments, or of each way that it goes by their ranks, and by which are None.
-    whys: gets reasons of ways that cannot be traced."""
-    try:
-        yield _trace(layer, function, taken)
-        return
-    except _Undecided as why:
-        whys.append(why)
-        asked = why.argument
-    except ForwardDeclined as why:
-        whys.append(why)
-        asked = ""
-    if asked and len(taken.there) + len(taken.absent) < _MOST_ASKED:
-        yield from _traces(layer, function, replace(taken, there=taken.there | {asked}), whys)
-        yield from _traces(layer, function, replace(taken, absent=taken.absent | {asked}), whys)
-    elif not asked and not taken.rank:
-        for rank in _RANKS:
-            yield from (t for t in _traces(layer, function, replace(taken, rank=rank), whys) if t.ranked)
-
-
-def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: _Trace) -> FusedLayer:
+def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: LayerTrace) -> FusedLayer:
     graph, whys = trace.graph, dict[Node, str]()
     stretches = list(_stretches(graph, layer, norms))
     within = {node for nodes in stretches for node in nodes}
@@ -457,62 +254,10 @@ def _beneath_casts(node: Node) -> Node:
     return node
 
 
-@dataclass(frozen=True, eq=False)
-class _Trace:
-    """Trace of a layer's forward.
-
-    graph: has its modules as nodes. reads: of everything beside its arguments. taken: what arguments were taken to be.
-    ranked: those that it asks for their rank. alone: names of what has no more arguments.
-    """
-
-    graph: Graph
-    reads: tuple[Read, ...]
-    taken: _TakenArguments
-    ranked: tuple[str, ...]
-    alone: tuple[str, ...]
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """Conditions on arguments under which a forward goes this way, as Python that knows `_rank`."""
-        return (
-            *(f"_rank({name}) == {self.taken.rank}" for name in self.ranked),
-            *(f"{name} is not None" for name in sorted(self.taken.there)),
-            *(f"{name} is None" for name in sorted(self.taken.absent)),
-            *(f"not {name}" for name in self.alone),
-        )
-
-
-def _trace(layer: torch.nn.Module, own: FunctionType, taken: _TakenArguments) -> _Trace:
-    tracer = Tracer()
-    tracer.root, tracer.graph = layer, Graph()
-    domain, given, rest = _Proxies(layer, tracer, taken), [], {}
-    domain.record(SELF, ("__class__", "forward"), type(layer).forward)
-    for p in list(inspect.signature(own).parameters.values())[1:]:
-        if p.kind is p.VAR_KEYWORD:
-            rest[p.name] = tracer.create_proxy("placeholder", f"**{p.name}", (), {})
-        elif p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or is_plain(p.default)):
-            default = () if p.default is p.empty else (p.default,)
-            proxy = tracer.create_proxy("placeholder", p.name, default, {})
-            given.append(None if p.name in taken.absent else proxy)
-        else:
-            raise ForwardDeclined(f"its forward has the argument {p}")
-    try:
-        made = interpreter.run(domain, own, given, {}, rest)
-        domain.check_filled()
-        _passed([made])
-        tracer.graph.output(tracer.create_arg(made))
-    except Exception as error:
-        if isinstance(error, ForwardDeclined) and domain.undecided:
-            raise _Undecided(why_left(error), domain.undecided) from error
-        raise ForwardDeclined(why_left(error)) from error
-    alone = tuple(rest) if domain.is_alone else ()
-    return _Trace(tracer.graph, tuple(domain.reads.values()), taken, tuple(domain.ranked), alone)
-
-
 def _written(graph: Graph) -> FunctionType:
     code = graph.python_code("self")
     rest = next((n.name for n in graph.nodes if n.op == "placeholder" and n.target.startswith("**")), "")
-    source, names = code.src.replace(f"{_REST} = {rest}", f"**{rest}"), dict(code.globals)
+    source, names = code.src.replace(f"{REST} = {rest}", f"**{rest}"), dict(code.globals)
     exec(compile(source, "<graphfuse layer>", "exec"), names)
     return names["forward"]
 
