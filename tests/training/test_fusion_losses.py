@@ -180,7 +180,8 @@ def test_where_inductor_is_as_good_it_is_torchs_own(name, dynamic):
     run = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
     check_as_exact(made(run, x, t), function, x, t)
     assert called.count(F.cross_entropy) == 1
-    assert torch.ops.graphfuse.cross_entropy_loss.default not in called
+    own = {torch.ops.graphfuse.cross_entropy_loss.default, torch.ops.aten.sum.default, torch.ops.aten.ne.Scalar}
+    assert own.isdisjoint(called)
     steps = steps_of(name, torch.bfloat16)
     assert [entry.why for entry in entries] == [f"{steps}: it is on no GPU, and inductor is as fast"]
 

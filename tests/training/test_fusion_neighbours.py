@@ -65,6 +65,9 @@ FREE = [
     ("a cast to its type", lambda x, r, w, m: llama(x, w).to(HALF).contiguous()),
     ("a sum over tokens that reads what is there", lambda x, r, w, m: (lambda y: (y @ m, y.mean(0)))(llama(x, w))),
     ("its extents", lambda x, r, w, m: llama(x, w).view(-1, x.shape[0], C) @ m),
+    ("a value of each row", lambda x, r, w, m: torch.logsumexp(x.float(), -1).add(1).sum()),
+    ("a sum of losses", lambda x, r, w, m: F.cross_entropy(x.float(), torch.arange(T))),
+    ("a value of each row, which others read", lambda x, r, w, m: F.softplus(torch.logsumexp(x, -1)).sigmoid() @ r),
     ("a gate that a product reads, too", lambda x, r, w, m: llama(F.gelu(x) @ m, w)),
 ]
 

@@ -46,12 +46,12 @@ class RowLosses:
         self._graph = module.graph
         around = surroundings.regions(self._graph)
         found = [one for one in _losses(self._graph) if one.node not in around.nested]
-        self._rows = [self._divide(one) for one in found]
+        self._divided = [(one, *self._divide(one)) for one in found]
         if found:
             erase_unread(self._graph)
 
-    def _divide(self, one: Loss) -> Node:
-        """The node of each row's loss."""
+    def _divide(self, one: Loss) -> tuple[Node, Node]:
+        """Nodes of each row's loss, and of what was asked for."""
         graph, aten, loss = self._graph, torch.ops.aten, value(one.node)
         extents = [n if isinstance(n, int) else -1 for n in value(one.logits).shape[:-1]]
         with graph.inserting_before(one.node):
@@ -72,7 +72,7 @@ class RowLosses:
             if loss.dtype is not torch.float32:
                 made = put(graph, aten.to.dtype, made, loss.dtype)
         self._replace(one.node, made)
-        return rows
+        return rows, made
 
     def _replace(self, old: Node, new: Node) -> None:
         tell_as(new, old)
@@ -81,17 +81,24 @@ class RowLosses:
 
     def restore(self) -> None:
         """Make those that no region has taken torch's."""
-        for rows in self._rows:
-            if not rows.users:
-                continue
-            logits, target, ignored, smoothing, _ = rows.args
-            with self._graph.inserting_before(rows):
-                given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
-                if value(logits).dtype is not torch.float32:
-                    given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
-                loss = put(self._graph, F.cross_entropy, *given, None, None, ignored, None, "none", smoothing)
-                loss = put(self._graph, torch.ops.aten.view_as.default, loss, target)
-            self._replace(rows, loss)
+        for one, rows, made in self._divided:
+            if one.reduction != "none" and rows.users and made.users:
+                with self._graph.inserting_before(made):
+                    loss = self._torchs(rows, one.reduction)
+                    self._replace(made, put(self._graph, torch.ops.aten.to.dtype, loss, value(made).dtype))
+                erase_unread(self._graph)
+            if rows.users:
+                with self._graph.inserting_before(rows):
+                    loss = put(self._graph, torch.ops.aten.view_as.default, self._torchs(rows, "none"), rows.args[1])
+                self._replace(rows, loss)
+
+    def _torchs(self, rows: Node, reduction: str) -> Node:
+        """The node of torch's loss, in float32."""
+        logits, target, ignored, smoothing, _ = rows.args
+        given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
+        if value(logits).dtype is not torch.float32:
+            given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
+        return put(self._graph, F.cross_entropy, *given, None, None, ignored, None, reduction, smoothing)
 
 
 def _losses(graph: Graph) -> Iterator[Loss]:

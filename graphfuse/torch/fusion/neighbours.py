@@ -14,7 +14,7 @@ from functools import cached_property
 from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import is_op, same, value
+from graphfuse.torch.fusion.meaning import hint, is_op, same, value
 
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""
@@ -74,6 +74,8 @@ class TakenNodes:
 
     def _crossings(self) -> Iterator[Crossing]:
         for tensor in self.made:
+            if not is_as_large(tensor, self._largest):
+                continue  # a value of a row, as a loss, is nothing beside the row
             fused, recomputed, kept = self._divided(tensor)
             moves = bool(fused) + (not kept and bool(fused or recomputed))
             if moves:
@@ -85,6 +87,11 @@ class TakenNodes:
                 yield self._crossing(tensor, (maker,), _BEFORE, 1 + (not kept))
             elif fused:
                 yield self._crossing(tensor, fused, "beside it", 1)
+
+    @cached_property
+    def _largest(self) -> Node:
+        """Node with a value for each element of a row."""
+        return max(self.read[0], self.made[0], key=lambda node: hint(value(node).numel()))
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
         width = value(tensor).dtype.itemsize
@@ -116,7 +123,7 @@ class TakenNodes:
                 fused.append(user)
             elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
                 kept.append(user)
-            elif is_as_large(given, self.made[0]) and generated.is_of_rows(user, given):
+            elif is_as_large(given, self._largest) and generated.is_of_rows(user, given):
                 fused.append(user)
             else:
                 recomputed.append(user)
