@@ -2,10 +2,11 @@
 
     python -m graphfuse.benchmarks.programs.profile [BENCH] [--record FOLDER] [--csv FILE]
 
-One launch of each case of a bench is profiled in a child of `ncu`, with tuned knobs of the first-party tables, a
-cold L2 and the clocks as they are. ncu replays the kernel; cooperative launches of clusters, which it cannot replay,
-are profiled as ranges in a second run, and what refers to time elapsed is null. The record keeps every metric that was
-had and the figures made of them; what a version of ncu does not have is null, too. --csv keeps what ncu itself wrote.
+The launches of one call of each case of a bench are profiled in a child of `ncu`, with tuned knobs of the first-party
+tables, a cold L2 and the clocks as they are. ncu replays each kernel; cooperative launches of clusters, which it cannot
+replay, are profiled as ranges in a second run, and what refers to time elapsed is null. The record keeps every metric
+that was had and the figures made of them; what a version of ncu does not have is null, too. --csv keeps what ncu itself
+wrote.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
     layernorm,
     layernorm_backward,
+    qk_norm_rope_training,
     record,
     rmsnorm_backward,
     rmsnorm_channels,
@@ -34,8 +36,10 @@ from graphfuse.benchmarks import (
     sizes,
 )
 from graphfuse.benchmarks.programs import ncu
+from graphfuse.benchmarks.row_case import BufferCase
 from graphfuse.benchmarks.untuned import untuned
 from graphfuse.contract.engine import Launch
+from graphfuse.planning.plan import Part
 
 _SILU = ((399360, 1024), (399360, 512), (24960, 1024))
 _BACKWARD = ((4096, 1024), (4096, 2048), (4096, 16384), (32768, 4096), (32768, 8192), (32768, 32768))
@@ -58,6 +62,11 @@ CASES = {
         layernorm_backward.LayerNormBackwardCase(*size)
         for size in ((4096, 1024), (4096, 2048), (4096, 4096), (32768, 2048))
     ),
+    "qk-norm-rope-training": tuple(
+        qk_norm_rope_training.QkNormRopeTrainingCase(tokens, *qk_norm_rope_training.HEADS, interleaved)
+        for tokens in (1024, 32768)
+        for interleaved in (False, True)
+    ),
     "add-rmsnorm-fp8-blocks": tuple(
         add_rmsnorm_blocks.AddRmsNormBlocksCase(rows, 7168, output)
         for rows, output in itertools.product((16, 128, 4096), add_rmsnorm_blocks.OUTPUTS)
@@ -79,10 +88,9 @@ class ProfilerError(GraphfuseError):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of ncu. places: of its cases in CASES. ran: what the child says of each. text: what ncu wrote."""
+    """One run of ncu. ran: what the child says of each launch, with its case's place in CASES. text: what ncu wrote."""
 
     replay: ncu.Replay
-    places: Sequence[int]
     ran: list[dict]
     text: str
 
@@ -109,9 +117,14 @@ def planned(bench: str, handle: object) -> dict[ncu.Replay, list[int]]:
     places: dict[ncu.Replay, list[int]] = {}
     with untuned():
         for place, case in enumerate(CASES[bench]):
-            (part,) = sizes.planner(case.graph(handle), handle).plans[0].parts
-            places.setdefault(replay_of(part.outline), []).append(place)
+            (replay,) = {replay_of(part.outline) for part in _parts(case, handle)}
+            places.setdefault(replay, []).append(place)
     return places
+
+
+def _parts(case: BufferCase, handle: object) -> Sequence[Part]:
+    """What is launched one after the other."""
+    return sizes.planner(case.graph(handle), handle).plans[0].parts
 
 
 def start(bench: str, places: Sequence[int]) -> list[str]:
@@ -121,10 +134,11 @@ def start(bench: str, places: Sequence[int]) -> list[str]:
 
 
 def child(bench: str, places: Sequence[int]) -> None:
-    """Launch the kernel of each case in these places of a bench, the second time to be profiled; print what ran as
+    """Launch the kernels of each case in these places of a bench, the second time to be profiled; print what ran as
     JSON."""
     import torch
 
+    import graphfuse as gf
     from graphfuse.benchmarks import session
     from graphfuse.benchmarks.peers.graphfuse import PEER
 
@@ -140,11 +154,22 @@ def child(bench: str, places: Sequence[int]) -> None:
         with torch.cuda.profiler.profile():
             work.calls[0]()
             torch.cuda.synchronize()
-        made = {"bytes": case.moved, "elements": case.rows * case.columns}
-        ran.append({**vars(case), **made, "note": work.note, "knobs_from": work.knobs_from})
+        said = {"bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from}
+        ran += launches(case, gf.create_handle("cuda"), {"place": place, **vars(case)}, said)
         del work
         session.release("cuda")
     print(json.dumps(ran))
+
+
+def launches(case: BufferCase, handle: object, before: dict, behind: dict) -> list[dict]:
+    """What a child says of each launch of a case. before, behind: what is the same for all of them."""
+    parts = _parts(case, handle)
+    problems = [part.engine.problem(part.facts) for part in parts]
+    named = ({"launch": f"{i} of {len(parts)}"} if len(parts) > 1 else {} for i in itertools.count(1))
+    return [
+        {**before, **name, **behind, "elements": problem.rows * problem.key["columns"]}
+        for name, problem in zip(named, problems, strict=False)
+    ]
 
 
 def command(program: Path, replay: ncu.Replay, metrics: Sequence[str], log: Path) -> list[str]:
@@ -182,21 +207,22 @@ def collect(program: Path, folder: Path, bench: str, replay: ncu.Replay, places:
         raise ProfilerError(
             f"ncu profiled nothing (exit code {done.returncode}): {(errors or ['no reason given'])[-1]}"
         )
-    return Run(replay, places, ran, said)
+    return Run(replay, ran, said)
 
 
 def entries(runs: Iterable[Run]) -> list[dict]:
-    """The record's entry of each case, in the order of CASES: what ran, how it was replayed, the figures, the metrics
+    """The record's entry of each launch, in the order of CASES: what ran, how it was replayed, the figures, the metrics
     that they are made of."""
-    found = {}
+    found = []
     for run in runs:
-        launches, cases = ncu.parse(run.text, run.replay.metrics), len(run.places)
-        if len(launches) != cases:
-            raise ProfilerError(f"ncu profiled {len(launches)} launches of {cases} cases: which is which is not known")
-        for place, case, metrics in zip(run.places, run.ran, launches, strict=True):
-            figures = ncu.figures(metrics, case["elements"])
-            found[place] = {**case, "replay": run.replay.name, **figures, "metrics": metrics}
-    return [found[place] for place in sorted(found)]
+        counted = ncu.parse(run.text, run.replay.metrics)
+        if len(counted) != len(run.ran):
+            raise ProfilerError(f"ncu profiled {len(counted)} launches of {len(run.ran)}: which is which is not known")
+        for said, metrics in zip(run.ran, counted, strict=True):
+            figures = ncu.figures(metrics, said["elements"])
+            found.append({**said, "replay": run.replay.name, **figures, "metrics": metrics})
+    found.sort(key=lambda entry: entry["place"])
+    return [{k: v for k, v in entry.items() if k != "place"} for entry in found]
 
 
 def main() -> None:

@@ -43,11 +43,11 @@ IN_RANGES = """==PROF== Connected to process 618 (/usr/bin/python3.12)
 "0","618","python3.12","127.0.0.1","range","1","n/a","0","9.0",\
 "268,527,360","119,864,064","11.02","11.02","732,672","128","2","256","246","1,969,854,839.34","12.10","5.73","1.14","35,760,745"
 """
-ONE = {"rows": 399360, "columns": 1024, "output": "nvfp4", "elements": 399360 * 1024}
+ONE = {"place": 0, "rows": 399360, "columns": 1024, "output": "nvfp4", "elements": 399360 * 1024}
 
 
 def test_figures_are_those_of_what_ncu_prints():
-    first, second = profile.entries([profile.Run(ncu.KERNEL, [0, 1], [ONE, {**ONE, "output": "bf16"}], RAW)])
+    first, second = profile.entries([profile.Run(ncu.KERNEL, [ONE, {**ONE, "place": 1, "output": "bf16"}], RAW)])
     assert first["replay"] == "kernel"
     assert (first["output"], second["output"]) == ("nvfp4", "bf16") and first["metrics"] == second["metrics"]
     assert first["us"] == pytest.approx(300.224) and first["ghz"] == pytest.approx(1.755)
@@ -64,8 +64,8 @@ def test_figures_are_those_of_what_ncu_prints():
 
 
 def test_a_range_tells_nothing_that_refers_to_time():
-    case = {"rows": 4096, "columns": 16384, "output": "bf16", "elements": 4096 * 16384}
-    (entry,) = profile.entries([profile.Run(ncu.RANGE, [0], [case], IN_RANGES)])
+    case = {"place": 0, "rows": 4096, "columns": 16384, "output": "bf16", "elements": 4096 * 16384}
+    (entry,) = profile.entries([profile.Run(ncu.RANGE, [case], IN_RANGES)])
     assert entry["replay"] == "range"
     assert {entry[name] for name in ("us", "ghz", "dram_percent", "dram_tb_per_s")} == {None}
     assert not [m for m in entry["metrics"] if "elapsed" in m or "time" in m]
@@ -138,8 +138,20 @@ def test_nothing_is_made_of_nothing():
 
 
 def test_launches_that_are_too_few_are_not_guessed_at():
-    with pytest.raises(profile.ProfilerError, match="2 launches of 3 cases"):
-        profile.entries([profile.Run(ncu.KERNEL, [0, 1, 2], [ONE] * 3, RAW)])
+    with pytest.raises(profile.ProfilerError, match="2 launches of 3"):
+        profile.entries([profile.Run(ncu.KERNEL, [ONE] * 3, RAW)])
+
+
+def test_launches_of_a_case_are_told_apart():
+    handle = Handle(for_arch("sm_90a"))
+    case = profile.CASES["qk-norm-rope-training"][0]
+    found = profile.launches(case, handle, {"place": 0, **vars(case)}, {"bytes": case.moved})
+    assert [one["launch"] for one in found] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert [one["elements"] for one in found] == [case.rows * heads * 128 for heads in (40, 32, 8)]
+    (alone,) = profile.launches(profile.CASES["rmsnorm-channels"][0], handle, {}, {})
+    assert alone == {"elements": 1597440 * 96}
+    raw = RAW.replace("\n[{", '\n"2",' + RAW.splitlines()[-2].partition(",")[2] + "\n[{")
+    assert [e["launch"] for e in profile.entries([profile.Run(ncu.KERNEL, found, raw)])] == [f["launch"] for f in found]
 
 
 def test_metrics_that_a_version_lacks_are_named():
@@ -168,7 +180,7 @@ pathlib.Path(option("--log-file")).write_text(raw)
 print("something else")
 assert words[-2] == "-c"
 places = [int(n) for n in words[-1].partition("[")[2].strip("])").split(",")]
-cases = ", ".join('{{"rows": %d, "elements": 1, "output": "bf16"}}' % (100 + n) for n in places)
+cases = ", ".join('{{"place": %d, "rows": %d, "elements": 1, "output": "bf16"}}' % (n, 100 + n) for n in places)
 print(f"[{{cases}}]\\n" * runs)
 """
 
