@@ -154,21 +154,22 @@ def child(bench: str, places: Sequence[int]) -> None:
         with torch.cuda.profiler.profile():
             work.calls[0]()
             torch.cuda.synchronize()
-        said = {"bytes": case.moved, "note": work.note, "knobs_from": work.knobs_from}
-        ran += launches(case, gf.create_handle("cuda"), {"place": place, **vars(case)}, said)
+        said = {"note": work.note, "knobs_from": work.knobs_from}
+        ran += [{"place": place, **one, **said} for one in launches(case, gf.create_handle("cuda"))]
         del work
         session.release("cuda")
     print(json.dumps(ran))
 
 
-def launches(case: BufferCase, handle: object, before: dict, behind: dict) -> list[dict]:
-    """What a child says of each launch of a case. before, behind: what is the same for all of them."""
+def launches(case: BufferCase, handle: object) -> list[dict]:
+    """The fields of each launch of a case, which launch it is where there are several, the case's bytes, and the
+    launch's elements."""
     parts = _parts(case, handle)
     problems = [part.engine.problem(part.facts) for part in parts]
-    named = ({"launch": f"{i} of {len(parts)}"} if len(parts) > 1 else {} for i in itertools.count(1))
+    named = [{"launch": f"{i} of {len(parts)}"} for i in range(1, len(parts) + 1)] if len(parts) > 1 else [{}]
     return [
-        {**before, **name, **behind, "elements": problem.rows * problem.key["columns"]}
-        for name, problem in zip(named, problems, strict=False)
+        {**vars(case), **name, "bytes": case.moved, "elements": problem.rows * problem.key["columns"]}
+        for name, problem in zip(named, problems, strict=True)
     ]
 
 

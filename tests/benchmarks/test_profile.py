@@ -138,18 +138,19 @@ def test_nothing_is_made_of_nothing():
 
 
 def test_launches_that_are_too_few_are_not_guessed_at():
-    with pytest.raises(profile.ProfilerError, match="2 launches of 3"):
+    with pytest.raises(profile.ProfilerError, match="2 launches of 3: which is which"):
         profile.entries([profile.Run(ncu.KERNEL, [ONE] * 3, RAW)])
 
 
 def test_launches_of_a_case_are_told_apart():
     handle = Handle(for_arch("sm_90a"))
     case = profile.CASES["qk-norm-rope-training"][0]
-    found = profile.launches(case, handle, {"place": 0, **vars(case)}, {"bytes": case.moved})
+    found = [{"place": 0, **one} for one in profile.launches(case, handle)]
     assert [one["launch"] for one in found] == ["1 of 3", "2 of 3", "3 of 3"]
     assert [one["elements"] for one in found] == [case.rows * heads * 128 for heads in (40, 32, 8)]
-    (alone,) = profile.launches(profile.CASES["rmsnorm-channels"][0], handle, {}, {})
-    assert alone == {"elements": 1597440 * 96}
+    case = profile.CASES["rmsnorm-channels"][0]
+    (alone,) = profile.launches(case, handle)
+    assert alone == {**vars(case), "bytes": case.moved, "elements": 1597440 * 96}
     raw = RAW.replace("\n[{", '\n"2",' + RAW.splitlines()[-2].partition(",")[2] + "\n[{")
     assert [e["launch"] for e in profile.entries([profile.Run(ncu.KERNEL, found, raw)])] == [f["launch"] for f in found]
 

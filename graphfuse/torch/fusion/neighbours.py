@@ -91,7 +91,7 @@ class TakenNodes:
     @cached_property
     def _largest(self) -> Node:
         """Node with a value for each element of a row."""
-        return max(self.read[0], self.made[0], key=lambda node: hint(value(node).numel()))
+        return max(self.read[0], self.made[0], key=elements)
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
         width = value(tensor).dtype.itemsize
@@ -166,6 +166,10 @@ class TakenNodes:
 def _title(node: Node) -> str:
     name = generated.title(node)
     return name if generated.is_generated(node) else f"autocast's cast for {name}"
+
+
+def elements(node: Node) -> int:
+    return hint(value(node).numel())
 
 
 def is_as_large(a: Node, b: Node) -> bool:

@@ -22,7 +22,7 @@ from graphfuse.torch.fusion.meaning import (
     with_types_said,
     without_writes,
 )
-from graphfuse.torch.fusion.neighbours import TakenNodes, is_as_large
+from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_as_large
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.aten_calls import mistold
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
@@ -165,10 +165,6 @@ def _is_training(region: TorchRegion) -> bool:
 
 def taken(region: TorchRegion) -> TakenNodes:
     """The part of a graph that a region takes."""
-    made = tuple(sorted(region.outputs, key=lambda node: -_elements(node)))
+    made = tuple(sorted(region.outputs, key=elements, reverse=True))
     whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
     return TakenNodes(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
-
-
-def _elements(node: Node) -> int:
-    return hint(value(node).numel())
