@@ -177,7 +177,7 @@ def profile(record: dict) -> Table:
         ),
         [
             (
-                name(dict(itertools.takewhile(lambda field: field[0] != "bytes", case.items()))),
+                _profiled(case),
                 _figure(case["us"], 1),
                 _figure(case["ghz"], 2),
                 _figure(case["occupancy"], 0, " %"),
@@ -193,6 +193,15 @@ def profile(record: dict) -> Table:
             )
             for case in record["cases"]
         ],
+    )
+
+
+def _profiled(case: dict) -> str:
+    """The case's name, and which of its launches it is."""
+    launch = f", launch {case['launch']}" if "launch" in case else ""
+    return (
+        name({k: v for k, v in itertools.takewhile(lambda field: field[0] != "bytes", case.items()) if k != "launch"})
+        + launch
     )
 
 

@@ -93,6 +93,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
         "ranking": bench_record.ranking,
+        "all-reduce": bench_record.all_reduce,
+        "tensor-parallel": bench_record.tensor_parallel,
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
@@ -102,10 +104,6 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         record.write(folder, f"{bench}-part", here, bench_record.record(bench) | {"environment": here})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
     record.write(folder, "autoencoders", other, bench_record.autoencoders_model())
-    made = bench_record.all_reduce() | {"environment": other}
-    record.write(folder, "all-reduce", other, made)
-    made = bench_record.tensor_parallel() | {"environment": other}
-    record.write(folder, "tensor-parallel", other, made)
     for where in (here, other):
         record.write(folder, "models", where, programs["models"]() | {"environment": where})
         record.write(folder, "followers-part", where, programs["followers"]() | {"environment": where})
