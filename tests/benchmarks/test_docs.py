@@ -104,9 +104,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         record.write(folder, f"{bench}-part", here, bench_record.record(bench) | {"environment": here})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
     record.write(folder, "autoencoders", other, bench_record.autoencoders_model())
+    record.write(folder, "followers-part", here, programs["followers"]())
     for where in (here, other):
-        record.write(folder, "models", where, programs["models"]() | {"environment": where})
-        record.write(folder, "followers-part", where, programs["followers"]() | {"environment": where})
         record.write(folder, "wan-vae", where, bench_record.wan_vae_model() | {"environment": where})
     for bench in profile.CASES:
         record.write(folder, f"{bench}-profile", content["environment"], bench_record.profile())
@@ -150,9 +149,6 @@ def test_places_of_other_records_render(rendered):
     text = rendered["llama.md"]
     assert "| training step, 4 x 512 tokens | 4.00 (3.60 to 4.40) | 5.00 (4.50 to 5.50) |" in text
     assert all(f"| {t.text} |" in text for t in llama.TARGETS)
-    text = rendered["followers.md"]
-    h100, h200 = (text.index(f"NVIDIA {chip}, driver") for chip in ("H100 80GB HBM3", "H200"))
-    assert h100 < text.index("## On an H200") < h200
     text = rendered["cudnn-calls.md"]
     assert "| host time of graph.execute, us | ≤ 8 | 9.000 | not met | - |" in text
     assert "| 512x4096x4096 | 27.0 (24.3 to 29.7) | 28.0 (25.2 to 30.8) |" in text
