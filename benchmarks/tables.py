@@ -198,11 +198,9 @@ def profile(record: dict) -> Table:
 
 def _profiled(case: dict) -> str:
     """The case's name, and which of its launches it is."""
-    launch = f", launch {case['launch']}" if "launch" in case else ""
-    return (
-        name({k: v for k, v in itertools.takewhile(lambda field: field[0] != "bytes", case.items()) if k != "launch"})
-        + launch
-    )
+    fields = dict(itertools.takewhile(lambda field: field[0] != "bytes", case.items()))
+    launch = fields.pop("launch", None)
+    return name(fields) + (f", launch {launch}" if launch else "")
 
 
 def _figure(value: float | None, places: int, unit: str = "") -> str:
