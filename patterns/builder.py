@@ -76,7 +76,7 @@ class Builder:
         values.shorten(pruned)
         values.shorten(contracted)
         has_columns = self._has_columns()
-        values.shorten(lambda steps, _: divided(steps, has_columns))
+        values.shorten(lambda steps, _: divided(steps, has_columns, values.number))
 
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""

@@ -26,9 +26,10 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
     op = OPS[step.op_name]
     if op.cuda is None:
         raise ValueError(f"op {op.name!r} has no scalar form: it is not pointwise")
-    check_form(op.name, op.cuda)
+    form = op.narrow.get(step.rounded, op.cuda) if step.narrow else op.cuda
+    check_form(op.name, form)
     slots = {a.name: a.default for a in op.attributes} | dict(step.attributes)
-    return op.cuda.format(**{key: literal(value) for key, value in slots.items()}, **operands)
+    return form.format(**{key: literal(value) for key, value in slots.items()}, **operands)
 
 
 def rounded(step: AnyStep, text: str) -> str:

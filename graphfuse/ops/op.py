@@ -91,7 +91,9 @@ class Op:
     elsewhere: str = ""  # why torch cannot compute it of one process's tensors, of an op that has neither
     attributes: tuple[Attribute, ...] = ()
     cuda: str | None = None  # of a pointwise op: a C++ expression of float with slots {port} and {attribute}
-    cost: Cost | None = None  # what that takes
+    # Cheaper expressions by the data type that operands have values of and the result is rounded to: of the same bits.
+    narrow: Mapping[data_type, str] = field(default_factory=dict)
+    cost: Cost | None = None  # what the first takes
     note: str = ""  # how exact that is, where users may want to know
     commutative: bool = False  # the operands may be swapped
     # (attributes, input ports given) -> output ports not written.

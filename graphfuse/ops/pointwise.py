@@ -4,6 +4,7 @@ import math
 import operator
 from typing import Any
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.ops import pullback, references, shapes
 from graphfuse.ops.op import Attribute, Cost, Op, Port
 from graphfuse.ops.pullback import JUMPS, NO_SECOND, NoRule, Rule, by_op, by_output, negated, passed, times
@@ -389,7 +390,13 @@ TABLE = (
         reference=references.sigmoid,
         note=_SIGMOID_NOTE,
     ),
-    _function("tanh", "Hyperbolic tangent.", "tanhf({input})", by_op("tanh_backward")),
+    _function(
+        "tanh",
+        "Hyperbolic tangent.",
+        "tanhf({input})",
+        by_op("tanh_backward"),
+        narrow={data_type.BFLOAT16: "gf::tanh_of_bf16({input})"},
+    ),
     _pointwise(
         "swish",
         "input * sigmoid(swish_beta * input); SiLU when swish_beta is 1.",

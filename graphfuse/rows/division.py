@@ -1,15 +1,19 @@
 """Divides the elements of a row, or of a part of one, by one value: by its reciprocal, made once, to the same bits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.rows.program import DIVISOR, QUOTIENT, of_parts
-from graphfuse.rows.steps import AnyStep, Chain, Operand, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Step, renamed
 
 
 def divided(
-    steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool]
+    steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool], number: Callable[[Operand], float | None]
 ) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones. has_columns: whether an operand varies along a row."""
+    """The steps, and by the old values the new ones. has_columns: whether an operand varies along a row. number: the
+    value of an operand, if it is known.
+    """
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
     reciprocals: dict[Operand, Operand] = {}
@@ -22,11 +26,26 @@ def divided(
         step = renamed(old, moved)
         alone = [is_one(o) for _, o in old.operands]
         if isinstance(step, Step) and step.op_name == "div" and alone == [False, True]:
-            (_, divisor) = step.operands[1]
-            if divisor not in reciprocals:
-                made.append(Step(DIVISOR, (("b", divisor),)))
-                reciprocals[divisor] = Chain(len(made) - 1)
-            step = Step(QUOTIENT, (*step.operands, ("reciprocal", reciprocals[divisor])), (), step.rounded)
+            (dividend, (_, divisor)) = step.operands
+            if reciprocal := _factor(step, number(divisor)):
+                step = replace(step, op_name="mul", operands=(dividend, ("b", Number(reciprocal))), narrow=False)
+            else:
+                if divisor not in reciprocals:
+                    made.append(Step(DIVISOR, (("b", divisor),)))
+                    reciprocals[divisor] = Chain(len(made) - 1)
+                step = Step(QUOTIENT, (*step.operands, ("reciprocal", reciprocals[divisor])), (), step.rounded)
         made.append(step)
         moved[Chain(k)] = Chain(len(made) - 1)
     return tuple(made), moved
+
+
+def _factor(step: Step, divisor: float | None) -> float | None:
+    """What to multiply by in the place of a division.
+
+    A quotient of two bfloat16 numbers is at least 2^-17 of itself from where its rounding to bfloat16 changes, the
+    product with the reciprocal in float32 no more than 2^-23 off. So it is to the least number that there is, for
+    divisors such that the reciprocal is a normal number, and that of a normal one.
+    """
+    if divisor is None or not (step.narrow and step.rounded is data_type.BFLOAT16 and 2**-62 <= abs(divisor) <= 2**23):
+        return None
+    return 1 / divisor

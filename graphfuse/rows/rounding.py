@@ -1,4 +1,5 @@
-"""Finds roundings that change nothing: of what is one of its operands, all of which have the type."""
+"""Finds steps whose operands all have the type that the result is rounded to, and roundings that change nothing: of what
+is one of these operands."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ _LEAST_NORMAL = 2.0**-14
 
 
 def marked(steps: Sequence[AnyStep], type_of: Callable[[Operand], data_type | float | None]) -> list[AnyStep]:
-    """The steps, those marked that need no rounding. type_of: of what no step makes its type, or value if known."""
+    """The steps, marked with what is found. type_of: of what no step makes its type, or value if known."""
     made: list[AnyStep] = []
 
     def has(o: Operand, dtype: data_type) -> bool:
@@ -29,8 +30,10 @@ def marked(steps: Sequence[AnyStep], type_of: Callable[[Operand], data_type | fl
         return bool(ports) and all(has(o, dtype) for port, o in step.operands if port in ports)
 
     for step in steps:
-        is_exact = isinstance(step, Step) and step.rounded is not None and chosen(step, step.rounded)
-        made.append(replace(step, exact=True) if is_exact else step)
+        dtype = step.rounded if isinstance(step, Step) else None
+        if dtype is not None:
+            step = replace(step, exact=chosen(step, dtype), narrow=all(has(o, dtype) for _, o in step.operands))
+        made.append(step)
     return made
 
 

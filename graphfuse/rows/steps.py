@@ -70,13 +70,14 @@ Operand = Chain | Load | Scalar | Number | Column | RowNumber
 @dataclass(frozen=True)
 class Step:
     """One op with its operands by port. rounded: the type that its result is rounded to, None for float32. exact:
-    whether it is of that type as it is."""
+    whether it is of that type as it is. narrow: whether all operands have values of that type."""
 
     op_name: str
     operands: tuple[tuple[str, Operand], ...]
     attributes: tuple[tuple[str, object], ...] = ()
     rounded: data_type | None = None
     exact: bool = False
+    narrow: bool = False
 
 
 @dataclass(frozen=True)
