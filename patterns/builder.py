@@ -20,7 +20,7 @@ from graphfuse.rows.picking import KnownOperands, picked
 from graphfuse.rows.program import ColumnSum, Extent, Extents, RowProgram, Store
 from graphfuse.rows.pruning import pruned
 from graphfuse.rows.ranks import MOST_TABLES, over_ranks
-from graphfuse.rows.rounding import marked
+from graphfuse.rows.rounding import marked, roundings_joined
 from graphfuse.rows.steps import Chain, Load, Operand
 from graphfuse.rows.views import ROWS, OfRank, View, joined
 
@@ -67,9 +67,9 @@ class Builder:
         """Drops, replaces and contracts steps."""
         values = self.values
         values.shorten(pruned)
-        values.steps = list(
-            picked(values.steps, KnownOperands(self._has_columns(), lambda o: values.number(o) == 0, self._is_plain))
-        )
+        values.shorten(roundings_joined)
+        known = KnownOperands(self._has_columns(), lambda o: values.number(o) == 0, self._is_plain)
+        values.shorten(lambda steps, _: picked(steps, known, self.axes.width))
         has_columns = self._has_columns()
         values.sums = [(t, factors(values.steps, o, has_columns)) for t, o in values.sums]
         values.steps = marked(clamped(values.steps, values.number), values.type_or_number)

@@ -1,13 +1,14 @@
 """A sum over a row of which all but one column counts as 0, as that of a target's logit: the element is read by its
-number instead.
+number instead, or worked out of those that are read so.
 
 No other element is looked at for it, so that a row costs one read, whatever its length.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Operand, Pick, Reduce
+from graphfuse.ops import OPS
+from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Step, renamed
 
 
 @dataclass(frozen=True)
@@ -23,23 +24,63 @@ class KnownOperands:
     plain: Callable[[Load], bool]
 
 
-def picked(steps: Sequence[AnyStep], known: KnownOperands) -> tuple[AnyStep, ...]:
-    """The steps, each such sum in its place an element. What it was made from may have no readers left."""
-    return tuple(_element(steps, step, known) or step for step in steps)
+def picked(
+    steps: Sequence[AnyStep], known: KnownOperands, columns: int
+) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
+    """The steps, each such sum in its place an element, and by the old values the new ones. What it was made from may
+    have no readers left. columns: elements of a row."""
+    made: list[AnyStep] = []
+    moved: dict[Operand, Operand] = {}
+    alone: set[Operand] = set()  # what steps make of each column by itself
+
+    def is_alone(o: Operand) -> bool:
+        return o in alone or isinstance(o, Load) and known.wide(o) and known.plain(o)
+
+    def step(name: str, **operands: Operand) -> Chain:
+        made.append(Step(name, tuple(operands.items())))
+        return Chain(len(made) - 1)
+
+    def element(o: Operand, column: Operand, done: dict[Operand, Operand]) -> Operand:
+        if not known.wide(o):
+            return moved.get(o, o)
+        if o not in done:
+            of = Pick(o, column) if isinstance(o, Load) else steps[o.index]
+            if isinstance(of, Step):
+                of = renamed(of, {o: element(o, column, done) for _, o in of.operands})
+            made.append(of)
+            done[o] = Chain(len(made) - 1)
+        return done[o]
+
+    for k, old in enumerate(steps):
+        value, column = _chosen(steps, old, known)
+        if value is None or not is_alone(value):
+            made.append(renamed(old, moved))
+            wide = [o for _, o in old.operands if known.wide(o)]
+            if isinstance(old, Step) and old.op_name in OPS and wide and all(map(is_alone, wide)):
+                alone.add(Chain(k))
+        else:
+            column = moved.get(column, column)
+            found = element(value, column, {})
+            if not isinstance(value, Load):  # which may be made of zeros, where no column has the number
+                nearest = step("min", input0=step("max", input0=column, input1=Number(0.0)), input1=Number(columns - 1.0))
+                mask = step("cmp_eq", input=step("floor", input=nearest), comparison=column)
+                step("binary_select", input0=found, input1=Number(0.0), mask=mask)
+            made[-1] = replace(made[-1], rounded=old.rounded)
+        moved[Chain(k)] = Chain(len(made) - 1)
+    return tuple(made), moved
 
 
-def _element(steps: Sequence[AnyStep], total: AnyStep, known: KnownOperands) -> Pick | None:
-    if not isinstance(total, Reduce) or total.join is not Join.SUM:
-        return None
-    chosen = _made(steps, total.input, "binary_select")
-    value = chosen.get("input0")
-    if not isinstance(value, Load) or not (known.wide(value) and known.plain(value) and known.zero(chosen["input1"])):
-        return None
-    compared = _made(steps, chosen["mask"], "cmp_eq")
-    for number, other in (("input", "comparison"), ("comparison", "input")):
-        if compared and _numbers(steps, compared[number]) and not known.wide(compared[other]):
-            return Pick(value, compared[other], total.rounded)
-    return None
+def _chosen(
+    steps: Sequence[AnyStep], total: AnyStep, known: KnownOperands
+) -> tuple[Operand, Operand] | tuple[None, None]:
+    """The value of which a step sums one element, and the number of that one's column."""
+    if isinstance(total, Reduce) and total.join is Join.SUM:
+        chosen = _made(steps, total.input, "binary_select")
+        compared = _made(steps, chosen["mask"], "cmp_eq") if chosen and known.zero(chosen["input1"]) else {}
+        for number, other in (("input", "comparison"), ("comparison", "input")):
+            if compared and _numbers(steps, compared[number]) and not known.wide(compared[other]):
+                return chosen["input0"], compared[other]
+    return None, None
 
 
 def _numbers(steps: Sequence[AnyStep], o: Operand) -> bool:

@@ -1,17 +1,38 @@
-"""Finds steps whose operands all have the type that the result is rounded to, and roundings that change nothing: of what
-is one of these operands."""
+"""Roundings that are steps of their own, those that change nothing, and steps whose operands have the type already."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
-from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
+from graphfuse.rows.steps import AnyStep, Chain, Operand, Step, renamed
 
 _BITS = {data_type.BFLOAT16: 8, data_type.HALF: 11}
 """Bits of a significand."""
 _LEAST_NORMAL = 2.0**-14
+
+
+def roundings_joined(
+    steps: Sequence[AnyStep], read: Iterable[Operand]
+) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
+    """The steps, and by the old values the new ones: one that does nothing but round a value that nobody else reads is a
+    part of the step that makes this. read: values that are read beside the steps."""
+    readers = Counter([*(o for step in steps for _, o in step.operands), *read])
+    made: list[AnyStep] = []
+    moved: dict[Operand, Operand] = {}
+    for k, step in enumerate(steps):
+        (_, value), *_ = step.operands
+        before = made[moved[value].index] if isinstance(value, Chain) and readers[value] == 1 else None
+        rounds = isinstance(step, Step) and step.op_name == "identity" and step.rounded is not None
+        if rounds and isinstance(before, Step) and before.op_name in OPS and before.rounded is None:
+            made[moved[value].index] = replace(before, rounded=step.rounded)
+            moved[Chain(k)] = moved[value]
+        else:
+            made.append(renamed(step, moved))
+            moved[Chain(k)] = Chain(len(made) - 1)
+    return tuple(made), moved
 
 
 def marked(steps: Sequence[AnyStep], type_of: Callable[[Operand], data_type | float | None]) -> list[AnyStep]:

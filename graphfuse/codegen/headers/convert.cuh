@@ -232,6 +232,12 @@ GF_DEVICE float rounded(float value) {
   return decode<T>(encode<T>(value));
 }
 
+/// The upper half of a pair is that of a float.
+template <>
+GF_DEVICE float rounded<bf16>(float value) {
+  return as_float(encode_pair<bf16>(0.0f, value));
+}
+
 /// The code in E8M0 of the smallest power of two that it has and that is not below `value`, which is not negative; NaN stays NaN.
 GF_DEVICE u32 encode_e8m0_up(float value) {
   const u32 bits = as_bits(value);
