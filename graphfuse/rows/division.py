@@ -40,11 +40,10 @@ def divided(
 
 
 def _factor(step: Step, divisor: float | None) -> float | None:
-    """What to multiply by in the place of a division.
+    """The number that a step may multiply by instead of dividing, if there is one.
 
-    A quotient of two bfloat16 numbers is at least 2^-17 of itself from where its rounding to bfloat16 changes, the
-    product with the reciprocal in float32 no more than 2^-23 off. So it is to the least number that there is, for
-    divisors such that the reciprocal is a normal number, and that of a normal one.
+    A quotient of bfloat16 numbers is 2^-17 of itself or more from where its rounding to bfloat16 changes; the product
+    with the reciprocal is 2^-23 off, or rounded as the quotient is, where that is no normal number.
     """
     if divisor is None or not (step.narrow and step.rounded is data_type.BFLOAT16 and 2**-62 <= abs(divisor) <= 2**23):
         return None

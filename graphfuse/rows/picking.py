@@ -62,7 +62,9 @@ def picked(
             column = moved.get(column, column)
             found = element(value, column, {})
             if not isinstance(value, Load):  # which may be made of zeros, where no column has the number
-                nearest = step("min", input0=step("max", input0=column, input1=Number(0.0)), input1=Number(columns - 1.0))
+                nearest = step(
+                    "min", input0=step("max", input0=column, input1=Number(0.0)), input1=Number(columns - 1.0)
+                )
                 mask = step("cmp_eq", input=step("floor", input=nearest), comparison=column)
                 step("binary_select", input0=found, input1=Number(0.0), mask=mask)
             made[-1] = replace(made[-1], rounded=old.rounded)

@@ -17,8 +17,8 @@ _LEAST_NORMAL = 2.0**-14
 def roundings_joined(
     steps: Sequence[AnyStep], read: Iterable[Operand]
 ) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones: one that does nothing but round a value that nobody else reads is a
-    part of the step that makes this. read: values that are read beside the steps."""
+    """The steps, and by the old values the new ones. One that only rounds what nobody else reads is joined to the step
+    that makes it. read: values that are read beside the steps."""
     readers = Counter([*(o for step in steps for _, o in step.operands), *read])
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}

@@ -50,9 +50,8 @@ def test_only_pointwise_ops_and_numbers_are_printed():
 
 
 def test_every_form_calls_what_headers_declare():
-    for name, form in [(op.name, op.cuda) for op in OPS.values() if op.pointwise] + [
-        (n, f.cuda) for n, f in FUSED.items()
-    ]:
+    forms = [(op.name, form) for op in OPS.values() if op.pointwise for form in (op.cuda, *op.narrow.values())]
+    for name, form in forms + [(n, f.cuda) for n, f in FUSED.items()]:
         check_form(name, form)
 
 
@@ -99,6 +98,31 @@ def test_scalar_form_against_torch(forms, index):
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, out)]
     forms[f"form_{index}"](*pointers, ctypes.c_long(a.size))
     scalar_forms.hold(index, a, b, out, sigmoid=5e-6)
+
+
+def test_tanh_bears_the_errors_of_a_gpus_approximations(host_library):
+    """Those of the exponential and of the reciprocal together are less than 2^-21 of the exponential; four times as
+    much changes a rounding."""
+    library = host_library(
+        "#define exp2f exp2f_of_gpu\n"
+        '#include "graphfuse/convert.cuh"\n#include "graphfuse/math.cuh"\n#undef exp2f\n'
+        'extern "C" float exp2f(float) noexcept;\nstatic float off = 1.0f;\n'
+        'extern "C" float exp2f_of_gpu(float x) noexcept { return exp2f(x) * off; }\n'
+        'extern "C" void every(float by, unsigned short* y) {\n'
+        "  off = by;\n  for (unsigned x = 0; x < 65536; ++x) {\n"
+        "    y[x] = gf::encode<gf::bf16>(gf::tanh_of_bf16(gf::decode<gf::bf16>(x)));\n  }\n}\n"
+    )
+    library.every.argtypes = [ctypes.c_float, ctypes.c_void_p]
+
+    def made(off: float) -> torch.Tensor:
+        y = np.empty(65536, np.uint16)
+        library.every(1 + off, y.ctypes.data)
+        return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)
+
+    bits = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    want = bits.view(torch.bfloat16).double().tanh().to(torch.bfloat16)
+    for off, same in ((2**-21, True), (-(2**-21), True), (2**-19, False), (-(2**-19), False)):
+        assert torch.equal(made(off).nan_to_num(7), want.nan_to_num(7)) == same, off
 
 
 def test_max_and_min_order_zeros_and_pass_nan(host_library):

@@ -95,15 +95,30 @@ def test_nothing_else_of_a_row():
     assert torch.equal(run.pack["out"].double(), problem.exact(run.pack))
 
 
+@pytest.mark.emulate
+def test_an_element_that_is_worked_out():
+    """Of what is read, and of what is known of the row; zeros would not make a zero."""
+    problem = Written(16, 21)
+    g, largest = problem.g, problem.g.reduction(problem.x, mode=reduction_mode.MAX).set_dim([16, 1])
+    value = g.add(g.mul(problem.x, largest), 1.0)
+    run = planned(problem, problem.total(g.mul(value, value)).set_data_type(FLOAT))
+    assert (steps(run, Pick), steps(run, Reduce)) == (1, 1)
+    run.run()
+    x = run.pack["x"].float()
+    value = x * x.amax(1, keepdim=True) + 1.0
+    assert torch.equal(run.pack["out"], problem.exact(run.pack | {"x": value * value}).float())
+    assert run.check(Build.ADDRESS) == run.contents()
+
+
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda p: p.total(p.g.mul(p.x, 2.0)),
+        lambda p: p.total(p.g.mul(p.x, p.g.gen_index(p.x, axis=1))),
         lambda p: p.total(p.x, 1.0),
         lambda p: p.g.reduction(p.g.binary_select(p.x, 0.0, p.mask), mode=reduction_mode.MAX).set_dim([p.rows, 1]),
         lambda p: p.g.reduction(p.g.binary_select(p.n, 0.0, p.mask), mode=reduction_mode.ADD).set_dim([p.rows, 1]),
     ],
-    ids=["computed", "another number", "the largest", "one a row"],
+    ids=["made of numbers", "another number", "the largest", "one a row"],
 )
 def test_other_sums_stay_sums(draw):
     problem = Written(8, 24)

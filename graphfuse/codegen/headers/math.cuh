@@ -102,9 +102,9 @@ GF_DEVICE float min(float a, float b) {
 /// so NaN and infinities pass through the arithmetic.
 GF_DEVICE float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(x * -1.44269504088896341f)); }
 
-/// tanh of a number that bfloat16 holds, to the bit once it is rounded to bfloat16. The first that does not round to itself
-/// is 0.0903, and above it a result is at least 12.7 2^-24 from where rounding changes; the error is below 4.7 2^-24. NaN
-/// and infinities pass through the arithmetic.
+/// tanh of a bfloat16 number, to the bit once it is rounded to bfloat16. Up to 0.0898 it is rounded to the number itself.
+/// From 0.0903 on it is 12.7 2^-24 or more from where rounding changes, and the error is below 8 2^-24. NaN and
+/// infinities pass through the arithmetic.
 GF_DEVICE float tanh_of_bf16(float x) {
   const float far = fma(reciprocal_approx(1.0f + exp2_approx(x * 2.88539008f)), -2.0f, 1.0f);
   return abs(x) < 0.09f ? x : far;

@@ -1,0 +1,82 @@
+"""What is cheaper of bfloat16 numbers where it is rounded to bfloat16: of all of them the same bits."""
+
+import numpy as np
+import pytest
+import torch
+
+from graphfuse import reduction_mode
+from graphfuse.rows.program import QUOTIENT
+from support import graphs
+from support.emulation import Planned
+from support.graphs import BF16, FLOAT, HALF, TORCH
+
+EVERY = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(256, 256)
+"""The bits of all numbers of two bytes."""
+
+
+def planned(draw, dtype=BF16, apart: bool = False, read_as=None) -> Planned:
+    """The negative of a function of all numbers of a type, rounded to it, and what is largest in each row. apart:
+    whether a node of its own rounds."""
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    x = g.tensor([256, 256], data_type=read_as or dtype, name="x")
+    y = draw(g, x).set_data_type(FLOAT if apart else dtype)
+    y = g.identity(y).set_data_type(dtype) if apart else y
+    g.neg(y).set_output().set_name("y").set_data_type(FLOAT)
+    largest = g.reduction(y, mode=reduction_mode.MAX).set_dim([256, 1])
+    largest.set_output().set_name("largest").set_data_type(FLOAT)
+    pack = {"x": EVERY.view(TORCH[read_as or dtype]), "y": torch.empty(256, 256), "largest": torch.empty(256, 1)}
+    return Planned(g, pack)
+
+
+def hold(made: Planned, want: torch.Tensor) -> None:
+    made.run()
+    y, want = made.pack["y"], -want.float()
+    assert torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y.nan_to_num().view(torch.int32), want.nan_to_num().view(torch.int32))
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("apart", [False, True])
+def test_tanh_of_every_bfloat16_number(apart):
+    made = planned(lambda g, x: g.tanh(x), apart=apart)
+    assert "(gf::tanh_of_bf16(" in made.source
+    hold(made, made.pack["x"].double().tanh().to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "draw, types",
+    [
+        (lambda g, x: g.tanh(x), {"dtype": HALF}),
+        (lambda g, x: g.tanh(x), {"read_as": HALF}),
+        (lambda g, x: g.tanh(g.mul(x, 2.0)), {}),
+        (lambda g, x: g.mul(g.tanh(x).set_data_type(FLOAT), 2.0), {}),
+    ],
+    ids=["of half", "half rounded to bfloat16", "of what is not rounded", "not rounded at once"],
+)
+def test_tanh_of_others_is_in_float32(draw, types):
+    source = planned(draw, **types).source
+    assert "(tanhf(" in source or "= tanhf(" in source
+    assert "tanh_of_bf16(v" not in source and "tanh_of_bf16(l" not in source
+
+
+DIVISORS = {30.0: True, -0.1015625: True, 2.0**-14: True, 255 * 2.0**15: True, 2.0**24: False, 0.1: False}
+"""Whether all that is bfloat16 is multiplied by the reciprocal in their place."""
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("divisor", DIVISORS)
+def test_every_bfloat16_number_over_a_known_one(divisor):
+    made = planned(lambda g, x: g.div(x, divisor))
+    assert (QUOTIENT not in {step.op_name for step in made.part.facts.program.steps}) == DIVISORS[divisor]
+    hold(made, (made.pack["x"].float() / np.float32(divisor)).bfloat16())
+
+
+def test_a_rounding_of_what_others_read_is_a_step():
+    def draw(g, x):
+        t = g.tanh(x).set_data_type(FLOAT)
+        total = g.reduction(t, mode=reduction_mode.ADD).set_dim([256, 1]).set_data_type(FLOAT)
+        return g.mul(g.identity(t).set_data_type(BF16), total)
+
+    steps = planned(draw).part.facts.program.steps
+    assert [(step.op_name, step.rounded) for step in steps][:1] == [("tanh", None)]
+    assert ("identity", BF16) in {(step.op_name, step.rounded) for step in steps}
