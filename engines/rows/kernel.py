@@ -1,11 +1,13 @@
 """What kernels of all schedules share: prelude, and tensors that may be updated in place."""
 
 import enum
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 
 from graphfuse.codegen import rowwise
 from graphfuse.codegen.phase_plan import PhasePlan, alike
+from graphfuse.engines.rows.limits import MAX_DIVIDED
 from graphfuse.op_graph.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 
@@ -35,6 +37,7 @@ def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kerne
             *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
+            f"using RowIndex = {'gf::u32' if plan.narrow and math.prod(plan.extents) < MAX_DIVIDED else 'gf::i64'};\n",
             f"constexpr gf::i64 COLUMNS = {plan.columns};\n",
             *(constant(name, value) for name, value in constants.items()),
             rowwise.source(plan, kernel),

@@ -14,6 +14,8 @@ from graphfuse.rows.pairs import Pairs
 WARP = 32
 MOST_PAIRED = 16
 """Columns that a thread takes together where columns are in pairs: their others, cosines and sines take registers."""
+MAX_DIVIDED = 2**31
+"""Rows of several axes, whose numbers are found by division, are fewer; of so few, those behind fit 32 bits, too."""
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
 _RESERVED = 1 << 10  # those that the system takes beside each CTA's
 

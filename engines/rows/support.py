@@ -10,7 +10,7 @@ from dataclasses import replace
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.wording import counted
-from graphfuse.engines.rows.limits import MOST_PAIRED, WARP
+from graphfuse.engines.rows.limits import MAX_DIVIDED, MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import Store
@@ -24,7 +24,6 @@ READ = (*FLOATS, *FP8, data_type.BOOLEAN)
 
 # Chips that every variant of the kernel is compiled for by the tests.
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
-_MAX_DIVIDED = 2**31  # rows of several axes, whose numbers are found by division
 _MAX_AXES = 4
 
 
@@ -117,8 +116,8 @@ def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str
     if several > _MAX_AXES:
         yield f"{facts.node}: rows have {several} axes with strides of their own; accepted: {_MAX_AXES}"
     divided = len(facts.row_extents) > 1 or any(view.place.axes for view in facts.program.all_views)
-    if divided and facts.rows >= _MAX_DIVIDED:
-        yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {_MAX_DIVIDED}"
+    if divided and facts.rows >= MAX_DIVIDED:
+        yield f"{facts.node}: {facts.rows} rows of several axes; accepted: fewer than {MAX_DIVIDED}"
     if facts.program.numbers_columns and facts.columns > MOST_COLUMNS:
         yield (
             f"{facts.node}: columns are numbered, of rows of {facts.columns}; accepted: up to {MOST_COLUMNS}, "

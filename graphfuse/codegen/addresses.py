@@ -12,10 +12,9 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
     where an output has no such row. What is read of chosen rows begins with the first of all."""
     found, has = [], ""
     for p in (pointer, *pointer.after):
-        has = p.view.place.has(p.name, _numbers(plan))
+        has = p.view.place.has(p.place_name, _numbers(plan))
         found.append(f"{has} ? {_within(plan, p)}" if has else _within(plan, p))
-    address = " : ".join([*found, *["nullptr"] * bool(has)])
-    return address if pointer.store else pointer.view.place.read_from(pointer.name, address)
+    return " : ".join([*found, *["nullptr"] * bool(has)])
 
 
 def _numbers(plan: PhasePlan) -> list[str]:
@@ -28,8 +27,9 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
     view, store = pointer.view, pointer.store
     if store and store.amax:
         return f"a.{pointer.name}"
-    numbers = view.place.counted(pointer.name, _numbers(plan))
-    terms = [f"{numbers[k]} * a.{stride}" for k, stride in zip(pointer.axes, pointer.strides, strict=False)]
+    numbers = view.place.counted(pointer.place_name, _numbers(plan))
+    product = "gf::times({}, a.{})" if plan.narrow else "{} * a.{}"
+    terms = [product.format(numbers[k], s) for k, s in zip(pointer.axes, pointer.strides, strict=False)]
     if view.offset:
         terms.append(str(view.dtype.nbytes(view.offset)))
     if view.swizzled:
@@ -39,8 +39,10 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
         terms.append(f"thread / {(view.unit.part or store.block_size) // plan.piece}" + f" * {apart}" * (apart != "1"))
     elif view.columns and not plan.across and not whole:
         terms.append(view.unit.offset(plan.piece, plan.nbytes_of(view)))
-    offset = f"gf::offset(a.{pointer.name}, {' + '.join(terms) or '0'})"
-    return f"gf::settled({offset})" if store else offset
+    found = f"a.{pointer.shared or pointer.name}"
+    for term in reversed(terms):  # the thread's part first, which all rows have
+        found = f"gf::offset({found}, {term})"
+    return f"gf::settled({found})" if store else found
 
 
 def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
@@ -55,53 +57,60 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
-    yield from (f"  {_type(pointer)} {pointer.name};" for pointer in first)
+    yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
     yield from (f"  gf::i64 {name};" for name in spaced)
     yield from (f"  const void* whole_{pointer.name};  // of the first column" for pointer in picked)
     yield from ["  gf::i64 index;"] * plan.program.numbers_rows
     yield "  Index thread;"
     yield "  bool exists;  // the last CTA may have fewer rows than threads for them"
     yield from (f"  void* {pointer.name} = nullptr;" for pointer in behind)
-    yield from (f"  gf::i64 n{k} = 0;" for k, _ in enumerate(plan.program.indices))
+    yield from (f"  gf::i64 n{k} = gf::any_number();" for k, _ in enumerate(plan.program.indices))
+    yield from (f"  {ctype} {name} = {{}};" for ctype, name, _ in _found(plan))
     yield from ranks.declared(plan)
     yield "};"
-    stage = ", unsigned char* stage" * bool(plan.stages)
-    yield f"GF_DEVICE Row row_of(const Arguments& a, gf::i64 index, Index thread{stage}) {{"
+    stage = ", unsigned char* stage, gf::u32 own" * bool(plan.stages)
+    yield f"GF_DEVICE Row row_of(const Arguments& a, RowIndex index, Index thread{stage}) {{"
     yield from axes(plan)
     whole = (_within(plan, pointer, whole=True) for pointer in picked)
     made = [*places, *(f"a.{s}" for s in spaced), *whole, *["index"] * plan.program.numbers_rows]
-    made += ["thread", "index < a.rows"]
+    made += ["thread", "index < RowIndex(a.rows)"]
     yield "  return {" + ", ".join(made) + "};"
     yield "}"
     yield from _located(plan)
-    yield "GF_DEVICE void complete(Row& row, const Arguments& a, gf::i64 index) {"
+    yield "GF_DEVICE void complete(Row& row, const Arguments& a, RowIndex index) {"
     yield "  const Index thread = row.thread;"
     yield "  (void)thread;"
     yield from ["  locate(row, a, index);"] * bool(plan.stages and plan.program.indices)
     yield from axes(plan) if assigned else ()
     yield from (f"  {line}" for line in assigned)
-    yield from (f"  {settled}" for pointer in behind if (settled := pointer.view.place.settled(pointer.name)))
+    for pointer in behind:
+        if settled := pointer.view.place.settled(pointer.place_name, f"row.{pointer.name}"):
+            yield f"  row.{pointer.name} = {settled};"
     yield "}"
-
-
-def _type(pointer: Pointer) -> str:
-    return pointer.ctype if pointer.store else pointer.view.place.read_type(pointer.ctype)
 
 
 def _is_numbers(plan: PhasePlan, pointer: Pointer) -> bool:
     return any(pointer.view is view for view in plan.program.indices)
 
 
+def _found(plan: PhasePlan) -> Iterator[tuple[str, str, str]]:
+    """Type, name and value of what a row has once its numbers are read."""
+    for pointer in pointers(plan):
+        if not pointer.placed:
+            yield from pointer.view.place.located(pointer.name)
+
+
 def _located(plan: PhasePlan) -> Iterator[str]:
     """The function locate, which reads the numbers of rows that are chosen. Where these lie is worked out where they
     are read: what is read before waits for no number."""
-    yield "GF_DEVICE void locate(Row& row, const Arguments& a, gf::i64 index) {"
+    yield "GF_DEVICE void locate(Row& row, const Arguments& a, RowIndex index) {"
     yield from ranks.located(plan)
     yield from axes(plan) if plan.program.indices else ()
     for pointer in pointers(plan):
         if _is_numbers(plan, pointer):
             read = f"gf::integer(static_cast<const {pointer.view.dtype.facts.ctype}*>({address(plan, pointer)}))"
-            yield f"  row.{pointer.name} = row.exists ? {read} : -1;"
+            yield f"  if (row.exists) {{ row.{pointer.name} = {read}; }}"
+    yield from (f"  row.{name} = {value};" for _, name, value in _found(plan))
     yield "}"
 
 
@@ -112,7 +121,8 @@ def axes(plan: PhasePlan) -> Iterator[str]:
     rest = "gf::u32(index)"
     for axis in range(len(plan.extents) - 1, 0, -1):
         yield f"  const gf::u32 above{axis} = gf::divide({rest}, a.multiplier{axis}, a.shift{axis});"
-        yield f"  const gf::u32 axis{axis} = {rest} - above{axis} * a.extent{axis};"
+        yield f"  const gf::u32 axis{axis} = {rest} + above{axis} * a.less{axis};  // less: minus the extent"
+        yield f"  (void)axis{axis};"
         rest = f"above{axis}"
     yield f"  const gf::u32 axis0 = {rest};"
     yield "  (void)axis0;"

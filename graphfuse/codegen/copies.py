@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.codegen.addresses import address, axes
-from graphfuse.codegen.parameters import Pointer
+from graphfuse.codegen.parameters import Pointer, pointers
 from graphfuse.codegen.phase_plan import PhasePlan, access
 
 LEAST = 4
@@ -67,8 +67,14 @@ class Copies:
         return {copied.name: self.place(copied) for copied in self.inputs}
 
     def place(self, copied: Copied) -> str:
-        """Address of the thread's first access of an input."""
-        return f"gf::offset(stage, {self._offset(copied)} + gf::thread_index() * {copied.width})"
+        """Address of the thread's first access of an input. `stage` is that of its first access, if it is as wide as
+        the widest."""
+        less = self._widest - copied.width
+        return f"gf::offset(stage, {self._offset(copied)}{f' - int(own) * {less}' * bool(less)})"
+
+    @property
+    def _widest(self) -> int:
+        return max((copied.width for copied in self.inputs), default=0)
 
     def _offset(self, copied: Copied) -> str:
         before = self._ordered[: self._ordered.index(copied)]
@@ -85,17 +91,18 @@ class Copies:
         yield "struct Ahead {"
         yield from (f"  const void* {copied.name};" for copied in self.inputs)
         yield "};"
-        yield "GF_DEVICE Ahead ahead_of(const Arguments& a, gf::i64 index, Index thread) {"
+        yield "GF_DEVICE Ahead ahead_of(const Arguments& a, RowIndex index, Index thread) {"
         yield from self.axes
         yield "  return {" + ", ".join(copied.address for copied in self.inputs) + "};"
         yield "}"
         pieces, values = (sum(c.nbytes for c in self.inputs if c.pieces is kind) for kind in (True, False))
+        yield f"constexpr int WIDEST_COPY = {self._widest};  // bytes of an access"
         yield f"constexpr int STAGE_BYTES = THREADS * (STEPS * {pieces} + {values});"
         yield from self._copy("copy_piece", ", Index at", True)
         yield from self._copy("copy_values", "", False)
 
     def _copy(self, name: str, at: str, pieces: bool) -> Iterator[str]:
-        yield f"GF_DEVICE void {name}(const Ahead& row{at}, unsigned char* stage) {{"
+        yield f"GF_DEVICE void {name}(const Ahead& row{at}, unsigned char* stage, gf::u32 own) {{"
         for copied in self.inputs:
             if copied.pieces is pieces:
                 to, source = self.place(copied), f"row.{copied.name}"
@@ -111,8 +118,8 @@ def copies(plan: PhasePlan) -> Copies:
     has. Not cosines and sines, which the rows of a token share, and whose place must be read first."""
     inputs = plan.program.inputs if plan.stages > 1 else ()
     own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
-    read = ((i, view) for i, (view, copied) in enumerate(zip(inputs, own, strict=True)) if copied)
-    found = (_copied(plan, Pointer(f"i{i}", view)) for i, view in read)
+    named = {pointer.name: pointer for pointer in pointers(plan)}
+    found = (_copied(plan, named[f"i{i}"]) for i, copied in enumerate(own) if copied)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST), tuple(axes(plan)))
 
 

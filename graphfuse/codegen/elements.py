@@ -27,7 +27,7 @@ def held(plan: PhasePlan) -> Iterator[str]:
     for o in sorted({o for kept in plan.kept for o in kept}, key=str):
         packed = plan.dtype(o) is not None
         yield f"  {packed_type(plan, o)} {_name(o)};" if packed else f"  float {_name(o)}[PIECE];"
-    swaps = (o for phase in plan.phases for o in plan.exchanged(phase))
+    swaps = dict.fromkeys(o for phase in plan.phases for o in plan.exchanged(phase))
     yield from (f"  float {_exchanged(o)}[PIECE];  // of the other piece" for o in swaps)
     yield "};"
 

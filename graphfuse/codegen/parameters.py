@@ -1,7 +1,7 @@
 """Prints a kernel's parameters, in the order of need: the first line of the constant cache arrives before the
 others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from graphfuse.codegen.expressions import argument, parameter_type
@@ -12,9 +12,6 @@ from graphfuse.rows.views import View
 
 _FIRST_LINE = 48
 """Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
-
-_PASSED = {"gf::i64": "int64", "gf::u32": "int32"}
-"""Type as which a launch passes a parameter, by its type."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,8 @@ class Pointer:
 
     name: i of an input, o of an output, b of an output's block scales, n of numbers of rows, each with its number.
     store: None of an input. across: as of the plan. part: one of those that follow the first of an input of several
-    tensors.
+    tensors. placed: the first pointer whose rows are chosen in the same way, if that is another one. shared: the first
+    of the same tensor, likewise. narrow: as of the plan.
     """
 
     name: str
@@ -44,6 +42,14 @@ class Pointer:
     store: Store | None = None
     across: bool = False
     part: bool = False
+    placed: str = ""
+    shared: str = ""
+    narrow: bool = False
+
+    @property
+    def place_name(self) -> str:
+        """The name with which the place's parameters begin."""
+        return self.placed or self.name
 
     @property
     def ctype(self) -> str:
@@ -57,9 +63,12 @@ class Pointer:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The row axes that have one of `strides`: where rows are found in another way, too, those along which they lie
-        apart."""
-        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride or not self.view.place.kind)
+        """The row axes that have one of `strides`: those along which rows lie apart. The only one has it also where
+        there is but one row."""
+        last, place = len(self.view.row_strides) - 1, self.view.place
+        if not (last or place.kind):
+            return (0,)
+        return tuple(k for k, stride in enumerate(self.view.row_strides) if stride)
 
     @property
     def of_blocks(self) -> bool:
@@ -85,14 +94,22 @@ class Pointer:
         return tuple(replace(self, name=f"{self.name}_{k}", view=view, part=True) for k, view in parts)
 
     def parameters(self) -> Iterator[Parameter]:
-        yield Parameter(self.ctype, self.name, Address(self.view.tensor))
-        for ctype, name, value in self.view.place.parameters(self.name, self.view.dtype.nbytes):
-            yield Parameter(ctype, name, Constant(_PASSED[ctype], value))
+        if not self.shared:
+            yield Parameter(self.ctype, self.name, Address(self.view.tensor))
+        for ctype, name, value in () if self.placed else self.view.place.parameters(self.name, self.view.dtype.nbytes):
+            yield (
+                self._distance(name, value) if ctype == "gf::i64" else Parameter(ctype, name, Constant("int32", value))
+            )
         for name, axis in zip(self.strides, self.axes, strict=False):
             stride = self.view.row_strides[axis]
-            yield Parameter("gf::i64", name, Constant("int64", stride * self.view.dtype.bits // 8))
+            yield self._distance(name, stride * self.view.dtype.bits // 8)
         if self.spaced:
             yield Parameter("gf::i64", self.spaced, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
+
+    def _distance(self, name: str, value: int) -> Parameter:
+        """The parameter of a distance or an extent: in 32 bits it takes one multiplication, not three."""
+        ctype, passed = ("gf::u32", "int32") if self.narrow and 0 <= value < 2**31 else ("gf::i64", "int64")
+        return Parameter(ctype, name, Constant(passed, value))
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
@@ -103,12 +120,25 @@ def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
     late = [i for i in range(len(inputs)) if i not in (*early, *wide)]
     written = (Pointer(f"o{k}", store.view, store, plan.across) for k, store in enumerate(stores))
     read = (Pointer(f"i{i}", inputs[i], None, plan.across) for i in (*early, *wide, *late))
-    return (
+    found = (
         *(pointer for first in read for pointer in (first, *first.after)),
         *(Pointer(f"n{k}", view) for k, view in enumerate(plan.program.indices)),
         *(pointer for first in written for pointer in (first, *first.after)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
+    return tuple(_alike(found, plan.narrow))
+
+
+def _alike(found: Sequence[Pointer], narrow: bool) -> Iterator[Pointer]:
+    """The same pointers, and what each has in common with one before it."""
+    names: dict[object, str] = {}
+    for p in found:
+        view, place = p.view, p.view.place
+        placed = names.setdefault((place, view.dtype.bits), p.name) if place.numbers else p.name
+        alone = p.store or p.part or place.following
+        shared = p.name if alone else names.setdefault(view.tensor, p.name)
+        other = {key: name for key, name in (("placed", placed), ("shared", shared)) if name != p.name}
+        yield replace(p, narrow=narrow, **other)
 
 
 def parameters(plan: PhasePlan) -> Iterator[Parameter]:
@@ -121,7 +151,7 @@ def parameters(plan: PhasePlan) -> Iterator[Parameter]:
         yield Parameter("gf::u32", "rank", Constant("int32", groups[0].rank))
     for axis, extent in enumerate(plan.extents[1:], start=1):
         multiplier, shift = divider(max(extent, 1))
-        yield Parameter("gf::u32", f"extent{axis}", Constant("int32", extent))
+        yield Parameter("gf::u32", f"less{axis}", Constant("int32", -extent))
         yield Parameter("gf::u32", f"shift{axis}", Constant("int32", shift))
         yield Parameter("gf::i64", f"multiplier{axis}", Constant("int64", multiplier))
     for pointer in rest:

@@ -45,6 +45,12 @@ class PhasePlan:
     across: bool = False
     own_pairs: bool = False  # a thread has two pieces of a row, each other's columns of all pairs that lie apart
 
+    @property
+    def narrow(self) -> bool:
+        """Whether rows are counted, and their distances are, in 32 bits where these suffice. Of one row of a thread,
+        along one axis, that saves nothing, and takes registers; across rows, too."""
+        return not self.across and (len(self.extents) > 1 or self.stages > 0)
+
     def taken(self, view: View) -> int:
         """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns

@@ -7,6 +7,7 @@ from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.elements import Elements, packed_type
 from graphfuse.codegen.expressions import literal
+from graphfuse.codegen.parameters import pointers
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.codegen.stores import stored
 from graphfuse.codegen.sums import added
@@ -41,15 +42,15 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         yield "    return {" + ", ".join(f"gf::any_bytes<{size}>()" for size in sizes.values()) + "};"
         yield "  }"
     yield f"  GF_DEVICE static {kind} read_{kind.lower()}(const Row& row, Index at) {{"
-    loads = []
+    loads, names = [], {pointer.name: pointer.place_name for pointer in pointers(plan)}
     for i, size in sizes.items():
         view = plan.program.inputs[i]
         copied, width = copies.named(f"i{i}"), plan.width(view)
         # Only what nothing writes meanwhile: a row may be overwritten by the output.
         how = "ROW_READS" if kind == "Rows" and not _repeats(view) else "COLUMN_READS"
-        address = view.place.address(f"i{i}")
-        load = f"gf::load<{size}, {width}, {how}>(gf::offset({address}, {pieces.step(plan, f'i{i}', size, view.unit)}))"
-        load = copied.piece_read if copied else _where_there_is_one(plan, i, load)
+        address = view.place.address(names[f"i{i}"], f"row.i{i}")
+        address = f"gf::offset({address}, {pieces.step(plan, f'i{i}', size, view.unit)})"
+        load = copied.piece_read if copied else _load(plan, i, names[f"i{i}"], f"{width}, {how}", address)
         # The second piece of a thread has the same pairs as the first, whose reads it gets.
         loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
@@ -64,15 +65,15 @@ def _repeats(view: View) -> bool:
     return view.place.span is not None and not all(view.row_strides)
 
 
-def _where_there_is_one(plan: PhasePlan, i: int, load: str) -> str:
-    """A read of an input that may have no such row, or nothing in these columns."""
+def _load(plan: PhasePlan, i: int, name: str, how: str, address: str) -> str:
+    """A read of an input that may have no such row, or nothing in these columns. name: of its place."""
     view = plan.program.inputs[i]
     ctype, elements = view.dtype.facts.ctype, plan.taken(view)
-    filled = f"gf::filled<{ctype}, {elements}>"
-    if exists := view.place.exists(f"i{i}"):
-        load = f"gf::likely({exists}) ? {load} : {filled}({literal(float('nan'))})"
+    load = f"gf::load<{plan.nbytes_of(view)}, {how}>({address})"
+    if exists := view.place.exists(name):
+        load = f"gf::load_if<{ctype}, {elements}, {how}>({exists}, {address}, {literal(float('nan'))})"
     if beyond := view.unit.beyond(plan.piece, plan.columns):
-        load = f"{beyond} ? {filled}({literal(view.unit.otherwise)}) : ({load})"
+        load = f"{beyond} ? gf::filled<{ctype}, {elements}>({literal(view.unit.otherwise)}) : ({load})"
     return load
 
 

@@ -6,7 +6,7 @@ a new kind is one class. A pattern makes a place with axes of its match and tens
 program's.
 
 Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
-`a` has the parameters, `row` the addresses of a row.
+`a` has the parameters, `row` the addresses of a row; `address` is the one there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,24 +62,20 @@ class Place:
         """Condition under which the tensor has the row; empty if it has all, or all that are left."""
         return ""
 
-    def read_from(self, name: str, address: str) -> str:
-        """Initial value of what `row` has of an input."""
-        return address
+    def located(self, name: str) -> Iterator[tuple[str, str, str]]:
+        """Type, name and value of what `row` has beside addresses, once the numbers of chosen rows have been read."""
+        yield from ()
 
-    def read_type(self, address: str) -> str:
-        """Type of that value. address: type of an address."""
-        return address
-
-    def address(self, name: str) -> str:
+    def address(self, name: str, address: str) -> str:
         """Address of an input's row, by what `row` has."""
-        return f"row.{name}"
+        return address
 
     def exists(self, name: str) -> str:
         """Condition under which an input has the row, by what `row` has; empty if it has all."""
         return ""
 
-    def settled(self, name: str) -> str:
-        """Statement that completes the address of an output's row; empty if it is complete."""
+    def settled(self, name: str, address: str) -> str:
+        """Address of an output's row, complete; empty if `address` is."""
         return ""
 
 
@@ -193,22 +189,21 @@ class Indexed(Place):
     def has(self, name: str, numbers: Sequence[str]) -> str:
         return self.of.has(name, numbers)
 
-    def read_type(self, address: str) -> str:
-        return f"gf::Chosen<{address}>"
+    def located(self, name: str) -> Iterator[tuple[str, str, str]]:
+        number = f"row.n{self.index}"
+        yield "bool", f"{name}_there", f"gf::u64({number}) < gf::u64(a.{name}_count)"
+        # Of a number that the tensor has not, nothing is read.
+        yield "gf::i64", f"{name}_far", f"gf::times(decltype(a.{name}_count)({number}), a.{name}_row)"
 
-    def read_from(self, name: str, address: str) -> str:
-        return f"{{{address}, a.{name}_row, a.{name}_count}}"
-
-    def address(self, name: str) -> str:
-        return f"row.{name}.of(row.n{self.index})"
+    def address(self, name: str, address: str) -> str:
+        return f"gf::offset({address}, row.{name}_far)"
 
     def exists(self, name: str) -> str:
-        return f"row.{name}.exists(row.n{self.index})"
+        return f"row.{name}_there"
 
-    def settled(self, name: str) -> str:
-        number = f"row.n{self.index}"
-        there = f"gf::u64({number}) < gf::u64(a.{name}_count)" + f" && row.{name} != nullptr" * self.of.partial
-        return f"row.{name} = {there} ? gf::offset(row.{name}, {number} * a.{name}_row) : nullptr;"
+    def settled(self, name: str, address: str) -> str:
+        there = self.exists(name) + f" && {address} != nullptr" * self.of.partial
+        return f"{there} ? {self.address(name, address)} : nullptr"
 
 
 @dataclass(frozen=True)
@@ -233,11 +228,11 @@ class OfRank(Place):
     def like(self, other: Place) -> bool:
         return False  # while one thread has read an element, those of other ranks may still read it
 
-    def address(self, name: str) -> str:
-        return f"gf::offset(row.{name}, row.{self.apart})"
+    def address(self, name: str, address: str) -> str:
+        return f"gf::offset({address}, row.{self.apart})"
 
-    def settled(self, name: str) -> str:
-        return f"row.{name} = {self.address(name)};"
+    def settled(self, name: str, address: str) -> str:
+        return self.address(name, address)
 
     @property
     def apart(self) -> str:

@@ -40,8 +40,8 @@ BUGS = {
     "a copy into the stage that is read": (
         ROUNDS,
         Bug(
-            "(stage + AHEAD_OF_ROW) % STAGES",
-            "stage",
+            "AHEAD_OF_ROW * together, read[0]);",
+            "AHEAD_OF_ROW * together, stage);",
             {ADDRESS: "use-after-poison|in use by another copy"},
             _READ,
         ),

@@ -83,15 +83,15 @@ RMSNORM = {
     "off by one in the last row": (
         SHARED_ROWS,
         Bug(
-            "thread, index < a.rows}",
-            "thread, index <= a.rows}",
+            "thread, index < RowIndex(a.rows)}",
+            "thread, index <= RowIndex(a.rows)}",
             {ADDRESS: _READ},
             _LOAD,
         ),
     ),
     "last row left out": (
         SHARED_ROWS,
-        Bug("thread, index < a.rows}", "thread, index < a.rows - 1}", {ADDRESS: WRONG}, NOWHERE),
+        Bug("thread, index < RowIndex(a.rows)}", "thread, index < RowIndex(a.rows - 1)}", {ADDRESS: WRONG}, NOWHERE),
     ),
     "wrong tail mask": (
         SHARED_ROWS,
@@ -136,8 +136,8 @@ RMSNORM = {
     "scale beside its block": (
         SPLIT_BLOCKS,
         Bug(
-            "index * a.b0_stride0 + thread / 2",
-            "index * a.b0_stride0 + thread",
+            "gf::offset(a.b0, thread / 2)",
+            "gf::offset(a.b0, thread)",
             {ADDRESS: _WRITE},
             ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),
@@ -286,8 +286,8 @@ RMSNORM = {
     "misaligned vector access": (
         SHARED_ROWS,
         Bug(
-            "gf::offset(a.i0, index * a.i0_stride0 + thread * 8)",
-            "gf::offset(a.i0, index * a.i0_stride0 + thread * 8 + (index == 4 && thread == 3) * 2)",
+            "gf::offset(a.i0, thread * 8)",
+            "gf::offset(a.i0, thread * 8 + (index == 4 && thread == 3) * 2)",
             {ADDRESS: r"load of 8 bytes at an address that is a multiple of 2 \(thread 3 of CTA 2\)"},
             ("generated.cuh", "gf::load<8, 8, ROW_READS>"),
         ),

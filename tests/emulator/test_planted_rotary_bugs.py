@@ -26,7 +26,10 @@ BUGS = {
         PART,
         Bug("gf::filled<float, 4>((0x1.0", "gf::filled<float, 4>((0x0.0", {ADDRESS: WRONG}, NOWHERE),
     ),
-    "a number beyond the table": (PART, Bug("u64(number) < u64(count)", "number < count", {ADDRESS: OUTSIDE}, NOWHERE)),
+    "a number beyond the table": (
+        PART,
+        Bug("u64(row.n0) < gf::u64(", "i64(row.n0) < gf::i64(", {ADDRESS: OUTSIDE}, NOWHERE),
+    ),
     "a number beyond the cache": (
         HALVES,
         Bug("gf::u64(row.n1) < gf::u64(a.o1_count)", "row.n1 >= 0", {ADDRESS: OUTSIDE}, NOWHERE),

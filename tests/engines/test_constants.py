@@ -26,7 +26,7 @@ def test_a_constant_has_the_type_of_its_value():
 def test_a_kernel_reads_every_constant_that_its_schedule_gives_it(schedule):
     variant = next(v for v in VARIANTS.values() if isinstance(v.knobs, schedule.knobs))
     text = variant.engine.source(variant.facts(), variant.knobs)
-    block = re.search(r"^using Index = \w+;\n((?:constexpr .*;\n)+)", text, re.MULTILINE)[1]
+    block = re.search(r"^using RowIndex = [\w:]+;\n((?:constexpr .*;\n)+)", text, re.MULTILINE)[1]
     given = set(re.findall(r"^constexpr [a-zA-Z0-9:]+ ([A-Z_]+) = ", block, re.MULTILINE))
     assert given >= OF_EVERY_KERNEL
     assert given - PRINTED <= {*re.findall(r"\b[A-Z_]+\b", text.replace(block, ""))}

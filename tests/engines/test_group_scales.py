@@ -184,8 +184,8 @@ BUGS = {
     "a row's first scale at its last row's place": (
         COLUMNS,
         Bug(
-            "gf::offset(a.b0, index * a.b0_stride0 +",
-            "gf::offset(a.b0, index * a.b0_apart +",
+            "index * a.b0_stride0",
+            "index * a.b0_apart",
             {ADDRESS: "(heap-buffer-overflow|use-after-poison)[^$]*WRITE of size 4"},
             ("graphfuse/rows.cuh", "ACCESS>(scales.of("),
         ),

@@ -69,7 +69,9 @@ def test_chosen_rows_may_be_those_of_a_part():
     assert place.kind == "are chosen by number" and (place.numbers, place.axes, place.strides) == ((2,), (1,), (128,))
     assert place.reach((9, 8), (0, 32)) == [(2, 32), (9, 128)]
     assert place.seen({1: 0}, [7, 8, 2]) == Indexed(2, 128, 9, Within(0, 4, 6))
-    assert place.settled("o0").endswith("&& row.o0 != nullptr ? gf::offset(row.o0, row.n2 * a.o0_row) : nullptr;")
+    assert place.settled("o0", "row.o0") == (
+        "row.o0_there && row.o0 != nullptr ? gf::offset(row.o0, row.o0_far) : nullptr"
+    )
     assert not place.like(place)  # two rows may have one number
 
 

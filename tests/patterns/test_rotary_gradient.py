@@ -52,6 +52,19 @@ def test_values(kind):
     problem.hold(run.pack)
 
 
+@pytest.mark.parametrize("kind", [dict(), dict(beyond=True), dict(dtype=FLOAT, columns=32, rotary=32)], ids=str)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind, stages):
+    problem = RotaryGradient(**kind, tokens=12)
+    first = planned(problem)
+    first.run()
+    run = planned(problem, PersistentKnobs(4, 128, stages, 1, 2))
+    assert "GF_DEVICE static void other" in run.source and "gf::swap_halves<" not in run.source
+    assert run.check(Build.ADDRESS)["dx"] == first.contents()["dx"]
+    run.run()
+    problem.hold(run.pack)
+
+
 @pytest.mark.parametrize("kind", [dict(), dict(interleaved=True, columns=80, rotary=32), dict(beyond=True)], ids=str)
 def test_the_reference_engine_has_these_values(kind):
     problem = RotaryGradient(**kind)

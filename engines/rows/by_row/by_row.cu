@@ -231,8 +231,8 @@ GF_DEVICE void problem::start(const Arguments& a) {
   const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
                                          : cta % CTAS_PER_ROW * THREADS + gf::thread_index();
   // The last CTA may have threads without a row. They take part in shuffles and barriers all the same.
-  const i64 index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
-                                      : cta / CTAS_PER_ROW;
+  const RowIndex index = CTAS_PER_ROW == 1 ? cta * (THREADS / THREADS_PER_ROW) + gf::thread_index() / THREADS_PER_ROW
+                                           : cta / CTAS_PER_ROW;
   Row row = row_of(a, index, thread);
   // Before the first memory access: the kernel before may write epsilon and weight, too.
   gf::wait_for_previous_kernel();

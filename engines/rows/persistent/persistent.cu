@@ -40,11 +40,13 @@ using RowSum = gf::RowReduction<gf::Add, THREADS_PER_ROW, THREADS, 1, ALIKE, gf:
 template <int PHASE>
 using DelayedSums = gf::DelayedReduction<gf::Add, THREADS_PER_ROW, THREADS, ALIKE, gf::at_least_one(SUMS_OF_ROW[PHASE])>;
 constexpr int AHEAD_OF_ROW = DELAYED ? STAGES - 2 : STAGES - 1;  // rows of which copies are under way
+constexpr int BEHIND = STAGES - AHEAD_OF_ROW;  // stages beside those of these rows
 
-/// Pieces past the row's end, and those of a row that does not exist, are zero.
+/// Pieces past the row's end, and those of a row that does not exist, are unspecified: they are never stored, nor
+/// added.
 template <class Phase>
 GF_DEVICE typename Phase::Rows read_rows(const Row& row, Index at) {
-  typename Phase::Rows reads = {};
+  typename Phase::Rows reads = Phase::any_rows();
   if (row.exists && in_row(row.thread + at)) {
     reads = Phase::read_rows(row, at);
   }
@@ -277,23 +279,34 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
     const Index pass = SUMS_HERE > 0 ? gf::Passes<gf::Add, PASSES>::place(i) : i;
     float pieces[AT_LEAST][STEPS] = {};
     const auto take = [&](const Row& here) {
+      auto& columns = static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads;
+      typename Phase<PHASE>::Rows reads[STEPS];
+      if constexpr (OWN_PAIRS) {
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+          reads[step] = read_rows<Phase<PHASE>>(here, first_piece(step, pass));
+        }
+        Phase<PHASE>::exchange(here, first_piece(1, pass), reads, columns, held, taken.operands, per_row);
+      }
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const Index at = first_piece(step, pass);
+        if constexpr (!OWN_PAIRS) {
+          reads[step] = read_rows<Phase<PHASE>>(here, at);
+        }
         const bool inside = in_row(taken.thread + at);
         float x[AT_LEAST][PIECE];
         float y[AT_LEAST][PIECE];
         if constexpr (PASSES == 1) {
-          Phase<PHASE>::run(here, at, inside, read_rows<Phase<PHASE>>(here, at),
-                            static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads[step], held[step], taken.operands,
-                            per_row, taken.largest, parts.maxima, x, y, taken.sums[step]);
+          Phase<PHASE>::run(here, at, inside, reads[step], columns[step], held[step], taken.operands, per_row,
+                            taken.largest, parts.maxima, x, y, taken.sums[step]);
         } else {
           Sums far = {};
           if (SUMS_ADDED[PHASE] > 0 && inside && !(first_row && PHASE == FIRST_ADDING)) {
             taken.partials.load(far, taken.thread + at);
           }
-          Phase<PHASE>::run(here, at, inside, read_rows<Phase<PHASE>>(here, at), read_columns<Phase<PHASE>>(here, at),
-                            held[step], taken.operands, per_row, taken.largest, parts.maxima, x, y, far);
+          Phase<PHASE>::run(here, at, inside, reads[step], read_columns<Phase<PHASE>>(here, at), held[step],
+                            taken.operands, per_row, taken.largest, parts.maxima, x, y, far);
           if (SUMS_ADDED[PHASE] > 0 && inside) {
             taken.partials.store(far, taken.thread + at);
           }
@@ -359,9 +372,10 @@ GF_DEVICE void run_later(const Row& row, PerRow& per_row, Held (&held)[STEPS], T
 
 /// Rows one after another. arrived: waits for a prefetched row, and returns it.
 template <class Arrived>
-GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken, Meeting meeting) {
+GF_DEVICE void take_in_turn(const Arrived& arrived, RowIndex rows, RowIndex first, RowIndex together, Taken& taken,
+                            Meeting meeting) {
   const float none[1] = {};
-  for (i64 next = first; next < rows; next += together) {
+  for (RowIndex next = first; next < rows; next += together) {
     const Row row = arrived(next);
     PerRow per_row;
     Held held[STEPS];
@@ -376,7 +390,7 @@ GF_DEVICE void take_in_turn(const Arrived& arrived, i64 rows, i64 first, i64 tog
 /// The reduction of one row overlaps with the first of two phases of the next. LAST: the second phase, as a parameter,
 /// since programs of other numbers of phases must compile all the same.
 template <int LAST, class Arrived>
-GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 together, Taken& taken,
+GF_DEVICE void take_delayed(const Arrived& arrived, RowIndex rows, RowIndex first, RowIndex together, Taken& taken,
                             RowSum::Shared* places) {
   if constexpr (LAST == 1) {
     const float none[1] = {};
@@ -384,7 +398,7 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
     Row before;
     PerRow per_before;
     Held held[STEPS];  // empty
-    for (i64 next = first; first < rows; next += together) {
+    for (RowIndex next = first; first < rows; next += together) {
       const DelayedSums<LAST - 1> reduction = {places};
       Row row;
       PerRow per_row;
@@ -419,46 +433,46 @@ GF_DEVICE void take_delayed(const Arrived& arrived, i64 rows, i64 first, i64 tog
 
 /// Strides are in bytes from one row to the next. The launch is cooperative if there are column sums.
 GF_DEVICE void problem::start(const Arguments& a) {
-  const i64 rows = a.rows;
+  const RowIndex rows = a.rows;
   const i64 cta = gf::block_index() / CTAS_PER_ROW;  // or cluster
   const i64 ctas = gf::grid_size() / CTAS_PER_ROW;
-  const Index thread = CTAS_PER_ROW == 1 ? gf::thread_index() % THREADS_PER_ROW
-                                         : gf::block_index() % CTAS_PER_ROW * THREADS + gf::thread_index();
-  const int group = CTAS_PER_ROW == 1 ? gf::thread_index() / THREADS_PER_ROW : 0;
-  const i64 together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
+  const gf::u32 own = gf::settled(gf::thread_index());  // or what follows from it is worked out for each row
+  const Index thread = CTAS_PER_ROW == 1 ? own % THREADS_PER_ROW : gf::block_index() % CTAS_PER_ROW * THREADS + own;
+  const int group = CTAS_PER_ROW == 1 ? own / THREADS_PER_ROW : 0;
+  const RowIndex together = ctas * ROWS_PER_CTA;  // rows that the grid takes at a time
   GF_DYNAMIC_SHARED(unsigned char, shared);
+  unsigned char* const stages = shared + own * WIDEST_COPY;  // the thread's widest access in the first
   GF_SHARED(RowSum::Shared, sum_places, 2);
   GF_SHARED(RowMax::Shared, max_places, 2);
   if constexpr (MOST_SUMS > 0) {
     RowSum::begin(sum_places, 2);
   }
 
-  const auto row_at = [&](i64 index, unsigned char* stage) -> Row {
-    Row row = row_of(a, index, thread, stage);
+  const auto row_at = [&](RowIndex index, unsigned char* stage) -> Row {
+    Row row = row_of(a, index, thread, stage, own);
     complete(row, a, index);
     return row;
   };
-  const auto copy_ahead = [&](i64 index, int number) {
+  const auto copy_ahead = [&](RowIndex index, unsigned char* stage) {
     if (index < rows) {
-      unsigned char* const stage = shared + number * STAGE_BYTES;
       const Ahead row = ahead_of(a, index, thread);
-      copy_values(row, stage);
+      copy_values(row, stage, own);
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const Index at = first_piece(step, 0);
         if (in_row(thread + at)) {
-          copy_piece(row, at, stage);
+          copy_piece(row, at, stage, own);
         }
       }
     }
     gf::async_commit();
   };
 
-  const i64 first = cta * ROWS_PER_CTA;
+  const RowIndex first = cta * ROWS_PER_CTA;
   if constexpr (STAGES > 1) {
 #pragma unroll
     for (int i = 0; i < AHEAD_OF_ROW; ++i) {
-      copy_ahead(first + group + i * together, i);
+      copy_ahead(first + group + i * together, stages + i * STAGE_BYTES);
     }
   }
   const Operands operands = operands_of(a);
@@ -466,19 +480,32 @@ GF_DEVICE void problem::start(const Arguments& a) {
   const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
   Taken taken = {operands, partials, thread};
   if constexpr (PASSES == 1) {
-    taken.columns.read(row_at(0, shared));
+    taken.columns.read(row_at(0, stages));
   }
-  int stage = 0;
+  // Stages by address, which takes fewer instructions than to work it out from a number for each row.
+  unsigned char* stage = stages;  // of the next row
+  int number = 0;                 // that stage's
+  unsigned char* read[BEHIND];    // those of the rows before, the first to be copied into first
+#pragma unroll
+  for (int i = 0; i < BEHIND; ++i) {
+    read[i] = stages + (AHEAD_OF_ROW + i) * STAGE_BYTES;
+  }
 
   // Waits for the next row's copies, and starts those of a later row.
-  const auto arrived = [&](i64 next) -> Row {
+  const auto arrived = [&](RowIndex next) -> Row {
     if constexpr (STAGES > 1) {
       gf::async_wait<AHEAD_OF_ROW - 1>();
       // Into the stage that this thread finished reading in the previous round.
-      copy_ahead(next + group + AHEAD_OF_ROW * together, (stage + AHEAD_OF_ROW) % STAGES);
+      copy_ahead(next + group + AHEAD_OF_ROW * together, read[0]);
     }
-    const Row row = row_at(next + group, shared + stage * STAGE_BYTES);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    const Row row = row_at(next + group, stage);
+#pragma unroll
+    for (int i = 0; i < BEHIND; ++i) {
+      read[i] = i + 1 < BEHIND ? read[i + 1] : stage;
+    }
+    const bool last = number == STAGES - 1;
+    number = last ? 0 : number + 1;
+    stage += last ? (1 - STAGES) * STAGE_BYTES : STAGE_BYTES;
     return row;
   };
 
@@ -503,5 +530,5 @@ GF_DEVICE void problem::start(const Arguments& a) {
     const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
     add_up(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
   }
-  raise_amaxes(row_at(0, shared), taken.largest);
+  raise_amaxes(row_at(0, stages), taken.largest);
 }

@@ -65,6 +65,7 @@ class Persistent(Schedule[PersistentKnobs]):
             "THREADS_PER_ROW": knobs.threads_per_row,
             "CTAS_PER_SM": knobs.ctas_per_sm,
             "DELAYED": bool(knobs.delay),
+            "OWN_PAIRS": split.has_own_pairs(knobs),
             "PARTIAL_WIDTH": 4 * split.partial_vector,
             "PARTIALS": knobs.ctas // knobs.cluster,
             "SLAB": split.slab(knobs),

@@ -8,7 +8,7 @@ from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import ACCESS, LIGHT, PhasePlan
 from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
-from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
@@ -120,7 +120,11 @@ class PersistentSplit(Split[PersistentKnobs]):
         return -(-self.pieces // knobs.threads_per_row)
 
     def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs))
+        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), self.has_own_pairs(knobs))
+
+    def has_own_pairs(self, knobs: PersistentKnobs) -> bool:
+        """True if threads have both columns of each pair that lies apart, in two pieces."""
+        return has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
 
     def _light(self, knobs: PersistentKnobs) -> int:
         """Operations, at most, that are done again: as few as there are registers for to keep the rest. Behind a delay
@@ -184,9 +188,18 @@ def _kept_bytes(plan: PhasePlan) -> int:
 
 
 @lru_cache(maxsize=256)
-def _resident_plan(facts: RowFacts, piece: int, stages: int, light: int) -> PhasePlan:
+def _resident_plan(facts: RowFacts, piece: int, stages: int, light: int, own_pairs: bool = False) -> PhasePlan:
     """Inputs are read again where other schedules keep values: what may be written
     over them is written when that is done."""
-    plan = PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, stages=stages, light=light)
+    plan = PhasePlan(
+        facts.program,
+        facts.row_extents,
+        facts.columns,
+        piece,
+        resident=True,
+        stages=stages,
+        light=light,
+        own_pairs=own_pairs,
+    )
     late = frozenset(number for _, number in overwritable(facts).difference(plan.overwritable()))
     return replace(plan, program=replace(facts.program, late=late)) if late else plan

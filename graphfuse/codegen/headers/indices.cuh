@@ -15,19 +15,13 @@ GF_DEVICE i64 integer(const i64* address GF_SITE) {
   return i64(u64(words.word[1]) << 32 | words.word[0]);
 }
 
-/// `condition`, which the compiler is told to expect to be true.
-GF_DEVICE bool likely(bool condition) { return __builtin_expect(condition, true); }
-
-/// A row that is chosen from `count` rows by its index: the address of the first row, the stride in bytes, and the
-/// index. An index out of range means no row.
-template <class Address>
-struct Chosen {
-  Address first;
-  i64 apart;
-  i64 count;
-
-  GF_DEVICE bool exists(i64 number) const { return u64(number) < u64(count); }
-  GF_DEVICE Address of(i64 number) const { return offset(first, number * apart); }
-};
+/// An unspecified number, at no cost: that of a row that does not exist, of which nothing is read or stored.
+GF_DEVICE i64 any_number() {
+  i64 number = 0;
+#ifdef __CUDACC__
+  asm("" : "=l"(number));
+#endif
+  return number;
+}
 
 }  // namespace gf

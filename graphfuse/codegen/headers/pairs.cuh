@@ -43,12 +43,31 @@ GF_DEVICE void swap_neighbours(u32 piece, const float (&values)[PIECE], float (&
 /// A piece in which every element is `value`.
 template <class T, int COUNT>
 GF_DEVICE Bytes<COUNT * bits_of<T> / 8> filled(float value) {
+  if (bits_of<T> < 32 && is_nan(value)) {  // what a conversion makes of it, as a constant: that is an instruction
+    Bytes<COUNT * bits_of<T> / 8> nan;
+#pragma unroll
+    for (u32& word : nan.word) {
+      word = ~0u >> (COUNT * bits_of<T> < 32 ? 32 - COUNT * bits_of<T> : 0);
+      word &= bits_of<T> == 16 ? 0x7fff7fffu : 0x7f7f7f7fu;
+    }
+    return nan;
+  }
   float values[COUNT];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     values[i] = value;
   }
   return pack<T>(values);
+}
+
+/// What is read from `address` if it is there, else a piece of one value. Several such reads are one branch.
+template <class T, int COUNT, int WIDTH, Access ACCESS>
+GF_DEVICE Bytes<COUNT * bits_of<T> / 8> load_if(bool there, const void* address, float otherwise GF_SITE) {
+  Bytes<COUNT * bits_of<T> / 8> piece = filled<T, COUNT>(otherwise);
+  if (there) {
+    piece = load<COUNT * bits_of<T> / 8, WIDTH, ACCESS>(address GF_FROM);
+  }
+  return piece;
 }
 
 /// Values per pair of neighbouring columns, given to both.

@@ -121,6 +121,20 @@ GF_DEVICE void warp_barrier(GF_SITE_ONLY) {
 /// A barrier of all threads of the CTA. Memory written before it is visible after it.
 GF_DEVICE void barrier(GF_SITE_ONLY) { GF_GPU_OR_CPU(__syncthreads(), host::meet_cta(site)); }
 
+/// A product of 64 bits. Of two numbers of 32 bits it is one instruction, which a compiler does not find where it has
+/// widened one of them before a loop.
+template <class X, class Y>
+GF_DEVICE i64 times(X x, Y y) {
+#ifdef __CUDACC__
+  if constexpr (sizeof(X) == 4 && sizeof(Y) == 4) {
+    i64 product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+    return product;
+  }
+#endif
+  return i64(x) * i64(y);
+}
+
 GF_DEVICE const void* offset(const void* address, i64 bytes) { return static_cast<const char*>(address) + bytes; }
 GF_DEVICE void* offset(void* address, i64 bytes) { return static_cast<char*>(address) + bytes; }
 
@@ -135,6 +149,14 @@ GF_DEVICE T* settled(T* address) {
 #else
   return address;
 #endif
+}
+
+/// A number of which the compiler knows no more: what depends on it is worked out once before a loop, not in it.
+GF_DEVICE u32 settled(u32 number) {
+#ifdef __CUDACC__
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
 }
 
 /// The type of one access of WIDTH bytes: 1, 2, 4, 8 or 16. The address is a multiple of WIDTH.
