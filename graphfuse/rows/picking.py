@@ -40,16 +40,17 @@ def picked(
         made.append(Step(name, tuple(operands.items())))
         return Chain(len(made) - 1)
 
-    def element(o: Operand, column: Operand, done: dict[Operand, Operand]) -> Operand:
-        if not known.wide(o):
-            return moved.get(o, o)
-        if o not in done:
-            of = Pick(o, column) if isinstance(o, Load) else steps[o.index]
-            if isinstance(of, Step):
-                of = renamed(of, {o: element(o, column, done) for _, o in of.operands})
-            made.append(of)
+    def element(value: Operand, column: Operand) -> None:
+        """Writes the steps that make the element in a column of a value. Not recursive: there may be many of them."""
+        last, wanted = value.index if isinstance(value, Chain) else -1, {value}
+        for k in reversed(range(last + 1)):
+            if Chain(k) in wanted:
+                wanted.update(o for _, o in steps[k].operands if known.wide(o))
+        done: dict[Operand, Operand] = {}
+        loads = sorted((o for o in wanted if isinstance(o, Load)), key=lambda o: o.index)
+        for o in (*loads, *(Chain(k) for k in range(last + 1) if Chain(k) in wanted)):
+            made.append(Pick(o, column) if isinstance(o, Load) else renamed(steps[o.index], moved | done))
             done[o] = Chain(len(made) - 1)
-        return done[o]
 
     for k, old in enumerate(steps):
         value, column = _chosen(steps, old, known)
@@ -60,7 +61,8 @@ def picked(
                 alone.add(Chain(k))
         else:
             column = moved.get(column, column)
-            found = element(value, column, {})
+            element(value, column)
+            found = Chain(len(made) - 1)
             if not isinstance(value, Load):  # which may be made of zeros, where no column has the number
                 nearest = step(
                     "min", input0=step("max", input0=column, input1=Number(0.0)), input1=Number(columns - 1.0)

@@ -168,3 +168,13 @@ def test_ctas_stay_for_rows_that_are_reduced_alone():
     assert not any("stages" in problem.g.get_plan_name_at_index(index) for index in plans)
     with pytest.raises(GraphNotSupportedError, match="rows that are not reduced; accepted: rows that are reduced"):
         problem.g.create_execution_plan("rows", knobs_to_dict(PersistentKnobs(8, 64, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("adds", [600])
+def test_an_element_of_many_steps(adds):
+    """More than Python calls itself."""
+    problem = Written(4, 9)
+    value = problem.x
+    for _ in range(adds):
+        value = problem.g.add(value, 1e-3)
+    assert steps(planned(problem, problem.total(value).set_data_type(FLOAT)), Pick) == 1
