@@ -76,11 +76,10 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     made += ["thread", "index < RowIndex(a.rows)"]
     yield "  return {" + ", ".join(made) + "};"
     yield "}"
-    yield from _located(plan)
+    yield from _located(plan, copied, stage)
     yield "GF_DEVICE void complete(Row& row, const Arguments& a, RowIndex index) {"
     yield "  const Index thread = row.thread;"
     yield "  (void)thread;"
-    yield from ["  locate(row, a, index);"] * bool(plan.stages and plan.program.indices)
     yield from axes(plan) if assigned else ()
     yield from (f"  {line}" for line in assigned)
     for pointer in behind:
@@ -100,15 +99,17 @@ def _found(plan: PhasePlan) -> Iterator[tuple[str, str, str]]:
             yield from pointer.view.place.located(pointer.name)
 
 
-def _located(plan: PhasePlan) -> Iterator[str]:
+def _located(plan: PhasePlan, copied: Mapping[str, str], stage: str) -> Iterator[str]:
     """The function locate, which reads the numbers of rows that are chosen. Where these lie is worked out where they
     are read: what is read before waits for no number."""
-    yield "GF_DEVICE void locate(Row& row, const Arguments& a, RowIndex index) {"
+    yield f"GF_DEVICE void locate(Row& row, const Arguments& a, RowIndex index{stage}) {{"
     yield from ranks.located(plan)
     yield from axes(plan) if plan.program.indices else ()
     for pointer in pointers(plan):
         if _is_numbers(plan, pointer):
-            read = f"gf::integer(static_cast<const {pointer.view.dtype.facts.ctype}*>({address(plan, pointer)}))"
+            place, how = copied.get(pointer.name), "<gf::Access::USUAL>"
+            place, how = (place, how) if place else (address(plan, pointer), "")
+            read = f"gf::integer{how}(static_cast<const {pointer.view.dtype.facts.ctype}*>({place}))"
             yield f"  if (row.exists) {{ row.{pointer.name} = {read}; }}"
     yield from (f"  row.{name} = {value};" for _, name, value in _found(plan))
     yield "}"

@@ -52,7 +52,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class Copies:
-    """Inputs of a row program that are copied. The memory of one row is `stage`. axes: lines that find a row along
+    """What a row program reads that is copied. The memory of one row is `stage`. axes: lines that find a row along
     several axes."""
 
     inputs: tuple[Copied, ...]
@@ -114,12 +114,14 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """Inputs that are copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word
-    has. Not cosines and sines, which the rows of a token share, and whose place must be read first."""
-    inputs = plan.program.inputs if plan.stages > 1 else ()
+    """What is copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word has.
+    Not cosines and sines, which the rows of a token share, and whose place must be read first: but the numbers that
+    say this place."""
+    inputs = plan.program.inputs
     own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
+    names = [f"i{i}" for i, copied in enumerate(own) if copied] + [f"n{k}" for k, _ in enumerate(plan.program.indices)]
     named = {pointer.name: pointer for pointer in pointers(plan)}
-    found = (_copied(plan, named[f"i{i}"]) for i, copied in enumerate(own) if copied)
+    found = (_copied(plan, named[name]) for name in names if plan.stages > 1)
     return Copies(tuple(copied for copied in found if copied.width >= LEAST), tuple(axes(plan)))
 
 

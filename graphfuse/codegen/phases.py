@@ -26,6 +26,7 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
         yield f"struct Phase<{phase}> {{"
         yield from _reads(plan, copies, "Rows", plan.reads(phase, True))
         yield from _reads(plan, copies, "Columns", plan.reads(phase, False))
+        yield from _waits(plan, copies, phase) if plan.stages else ()
         yield from Elements(plan, phase).exchange() if plan.own_pairs else ()
         yield from _run(Elements(plan, phase))
         yield "};"
@@ -55,6 +56,13 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
         loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
+
+
+def _waits(plan: PhasePlan, copies: Copies, phase: int) -> Iterator[str]:
+    """Whether a row that is copied is not copied whole, so that it waits for memory."""
+    copied = any(c.pieces for c in copies.inputs)
+    waits = copied and any(copies.named(f"i{i}") is None for i in plan.reads(phase, True))
+    yield f"  static constexpr bool WAITS = {str(waits).lower()};"
 
 
 def _repeats(view: View) -> bool:

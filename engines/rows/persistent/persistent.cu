@@ -265,6 +265,7 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
                    const float (&sums)[SUMS_BEFORE], const float (&maxima)[MAXIMA_BEFORE], Parts<PHASE>& parts) {
   constexpr int SUMS_HERE = SUMS_OF_ROW[PHASE];
   constexpr int AT_LEAST = gf::at_least_one(SUMS_HERE);
+  constexpr bool READ_FIRST = OWN_PAIRS || Phase<PHASE>::WAITS;  // all pieces, before anything is worked out
   // One branch around all pieces, where each would else have its own because of several sums over rows. Not where rows
   // share a warp, whose lanes may exchange values.
   constexpr bool APART = ROWS_PER_CTA > 1 && THREADS_PER_ROW % gf::WARP == 0 && SUMS_ADDED[PHASE] > 1;
@@ -281,17 +282,19 @@ GF_DEVICE void run(const Row& row, PerRow& per_row, Held (&held)[STEPS], Taken& 
     const auto take = [&](const Row& here) {
       auto& columns = static_cast<ColumnsFrom<PHASE>&>(taken.columns).reads;
       typename Phase<PHASE>::Rows reads[STEPS];
-      if constexpr (OWN_PAIRS) {
+      if constexpr (READ_FIRST) {
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
           reads[step] = read_rows<Phase<PHASE>>(here, first_piece(step, pass));
         }
+      }
+      if constexpr (OWN_PAIRS) {
         Phase<PHASE>::exchange(here, first_piece(1, pass), reads, columns, held, taken.operands, per_row);
       }
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const Index at = first_piece(step, pass);
-        if constexpr (!OWN_PAIRS) {
+        if constexpr (!READ_FIRST) {
           reads[step] = read_rows<Phase<PHASE>>(here, at);
         }
         const bool inside = in_row(taken.thread + at);
@@ -448,11 +451,6 @@ GF_DEVICE void problem::start(const Arguments& a) {
     RowSum::begin(sum_places, 2);
   }
 
-  const auto row_at = [&](RowIndex index, unsigned char* stage) -> Row {
-    Row row = row_of(a, index, thread, stage, own);
-    complete(row, a, index);
-    return row;
-  };
   const auto copy_ahead = [&](RowIndex index, unsigned char* stage) {
     if (index < rows) {
       const Ahead row = ahead_of(a, index, thread);
@@ -480,7 +478,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
   const Partials partials = {totals.partials + cta * COLUMNS, ctas * COLUMNS};
   Taken taken = {operands, partials, thread};
   if constexpr (PASSES == 1) {
-    taken.columns.read(row_at(0, stages));
+    taken.columns.read(row_of(a, 0, thread, stages, own));
   }
   // Stages by address, which takes fewer instructions than to work it out from a number for each row.
   unsigned char* stage = stages;  // of the next row
@@ -498,7 +496,9 @@ GF_DEVICE void problem::start(const Arguments& a) {
       // Into the stage that this thread finished reading in the previous round.
       copy_ahead(next + group + AHEAD_OF_ROW * together, read[0]);
     }
-    const Row row = row_at(next + group, stage);
+    Row row = row_of(a, next + group, thread, stage, own);
+    locate(row, a, next + group, stage, own);
+    complete(row, a, next + group);
 #pragma unroll
     for (int i = 0; i < BEHIND; ++i) {
       read[i] = i + 1 < BEHIND ? read[i + 1] : stage;
@@ -530,5 +530,7 @@ GF_DEVICE void problem::start(const Arguments& a) {
     const i64 used = (rows + ROWS_PER_CTA - 1) / ROWS_PER_CTA;
     add_up(totals, partials.apart, used < ctas ? used : ctas, reinterpret_cast<float*>(shared));
   }
-  raise_amaxes(row_at(0, stages), taken.largest);
+  Row any = row_of(a, 0, thread, stages, own);
+  complete(any, a, 0);
+  raise_amaxes(any, taken.largest);
 }

@@ -6,12 +6,14 @@
 
 namespace gf {
 
+template <Access HOW = Access::READ_ONLY>
 GF_DEVICE i64 integer(const int* address GF_SITE) {
-  return int(load<4, 4, Access::READ_ONLY>(address GF_FROM).word[0]);
+  return int(load<4, 4, HOW>(address GF_FROM).word[0]);
 }
 
+template <Access HOW = Access::READ_ONLY>
 GF_DEVICE i64 integer(const i64* address GF_SITE) {
-  const Bytes<8> words = load<8, 8, Access::READ_ONLY>(address GF_FROM);
+  const Bytes<8> words = load<8, 8, HOW>(address GF_FROM);
   return i64(u64(words.word[1]) << 32 | words.word[0]);
 }
 
