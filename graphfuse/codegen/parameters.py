@@ -32,9 +32,12 @@ class Pointer:
     """A parameter that is the address of a tensor seen as rows.
 
     name: i of an input, o of an output, b of an output's block scales, n of numbers of rows, each with its number.
-    store: None of an input. across: as of the plan. part: one of those that follow the first of an input of several
-    tensors. placed: the first pointer whose rows are chosen in the same way, if that is another one. shared: the first
-    of the same tensor, likewise. narrow: as of the plan.
+    store: None of an input.
+    across: as of the plan.
+    part: one of those that follow the first of an input of several tensors.
+    placed: the first pointer whose rows are chosen in the same way, if that is another one.
+    shared: the first of the same tensor, likewise.
+    narrow: as of the plan.
     """
 
     name: str

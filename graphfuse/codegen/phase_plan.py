@@ -47,7 +47,7 @@ class PhasePlan:
 
     @property
     def narrow(self) -> bool:
-        """Whether rows are counted, and their distances are, in 32 bits where these suffice. Of one row of a thread,
+        """True if rows are counted, and their distances are, in 32 bits where these suffice. Of one row of a thread,
         along one axis, that saves nothing, and takes registers; across rows, too."""
         return not self.across and (len(self.extents) > 1 or self.stages > 0)
 
