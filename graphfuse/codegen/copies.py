@@ -52,8 +52,8 @@ class Copied:
 
 @dataclass(frozen=True)
 class Copies:
-    """What a row program reads that is copied. The memory of one row is `stage`. axes: lines that find a row along
-    several axes."""
+    """Inputs, and numbers of chosen rows, that are copied. The memory of one row is `stage`. axes: lines that find a
+    row along several axes."""
 
     inputs: tuple[Copied, ...]
     axes: tuple[str, ...] = ()
@@ -114,9 +114,8 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """What is copied ahead: all that is read of rows, in accesses that are wide enough, of elements that a word has.
-    Not cosines and sines, which the rows of a token share, and whose place must be read first: but the numbers that
-    say this place."""
+    """Copies that are made ahead: of all that is read of rows, in accesses that are wide enough, of elements that a word
+    has. Not of cosines and sines, which the rows of a token share: their place is read first, and is copied."""
     inputs = plan.program.inputs
     own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
     names = [f"i{i}" for i, copied in enumerate(own) if copied] + [f"n{k}" for k, _ in enumerate(plan.program.indices)]

@@ -59,7 +59,7 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
 
 
 def _waits(plan: PhasePlan, copies: Copies, phase: int) -> Iterator[str]:
-    """Whether a row that is copied is not copied whole, so that it waits for memory."""
+    """True if a row that is copied is not copied whole, so that it waits for memory."""
     copied = any(c.pieces for c in copies.inputs)
     waits = copied and any(copies.named(f"i{i}") is None for i in plan.reads(phase, True))
     yield f"  static constexpr bool WAITS = {str(waits).lower()};"

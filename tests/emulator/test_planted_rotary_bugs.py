@@ -34,7 +34,10 @@ BUGS = {
         HALVES,
         Bug("gf::u64(row.n1) < gf::u64(a.o1_count)", "row.n1 >= 0", {ADDRESS: OUTSIDE}, NOWHERE),
     ),
-    "rows whose number is not read": (BACK, Bug("    locate(row, a, next + group, stage, own);\n", "", {ADDRESS: WRONG}, NOWHERE)),
+    "rows whose number is not read": (
+        BACK,
+        Bug("    locate(row, a, next + group, stage, own);\n", "", {ADDRESS: WRONG}, NOWHERE),
+    ),
     "sums of rows that are not there": (
         BACK,
         Bug("if (row.exists && in_row(row.thread + at)) {", "if (true) {", {ADDRESS: f"{OUTSIDE}|{WRONG}"}, NOWHERE),
