@@ -1,7 +1,7 @@
 """Values of a match, as steps of a row program, and what of them is stored."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 from graphfuse.ops import Join
+from graphfuse.rows.clamping import unbounded
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.program import OF_PARTS, part_of
@@ -133,6 +134,20 @@ class Values(Emitter):
         self.values = {t: moved.get(o, o) for t, o in left}
         self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
+
+    def plain_stores(self, dtypes: Collection[data_type]) -> list[Written]:
+        """Stores of elements of these types, without scales of blocks."""
+        of_elements = (w for w in self.stores if not (w.block_size or w.amax or w.scales_of))
+        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in dtypes]
+
+    def unbind(self, dtypes: Collection[data_type]) -> None:
+        """Writes values of these types without the bounds that their conversion has."""
+        for w in self.plain_stores(dtypes):
+            largest = self.graph.tensors[w.tensor].dtype.facts.max
+            value = unbounded(self.steps, w.value, largest, self.number)
+            if value != w.value:
+                self.stores[self.stores.index(w)] = replace(w, value=value)
+                self.values[w.tensor] = value
 
     def number(self, o: Operand) -> float | None:
         """The value of an operand that is the same in every call."""

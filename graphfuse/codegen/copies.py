@@ -114,8 +114,8 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """Copies that are made ahead: of all that is read of rows, in accesses that are wide enough, of elements that a word
-    has. Not of cosines and sines, which the rows of a token share: their place is read first, and is copied."""
+    """Copies that are made ahead: of all that is read of rows, in accesses that are wide enough, of elements that a
+    word has. Not of cosines and sines, which the rows of a token share: their place is read first, and is copied."""
     inputs = plan.program.inputs
     own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
     names = [f"i{i}" for i, copied in enumerate(own) if copied] + [f"n{k}" for k, _ in enumerate(plan.program.indices)]

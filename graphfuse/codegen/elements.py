@@ -9,7 +9,7 @@ from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.program import OF_PARTS, QUOTIENT, SWAP, RowProgram, part_of
+from graphfuse.rows.program import DIVIDES, OF_PARTS, SWAP, RowProgram, part_of
 from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, Step
 
 
@@ -121,7 +121,7 @@ class Elements:
             lines = []
             for o in loop:
                 step = self.program.steps[o.index]
-                text = f"quotients{o.index}[i]" if step.op_name == QUOTIENT else self._expression(step, loop)
+                text = f"quotients{o.index}[i]" if step.op_name in DIVIDES else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
                 lines += [f"a{o.index}[i] = v{o.index};"] * (o in arrays)
                 lines += [f"held.v{o.index}[i] = v{o.index};"] * (o in kept and o not in self.plan.packed)
@@ -152,7 +152,7 @@ class Elements:
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
                 alone = self._exchanges(o) or self._is_one_a_part(o)
-                loops += [[]] * (alone or self.program.steps[o.index].op_name == QUOTIENT)
+                loops += [[]] * (alone or self.program.steps[o.index].op_name in DIVIDES)
                 loops[-1] = [*loops[-1], o]
                 if alone or o in self.plan.packed:
                     loops.append([])
@@ -193,7 +193,7 @@ class Elements:
     def _quotients(self, o: Chain) -> Iterator[str]:
         """A piece of quotients, if a step makes some: made anew where they may not all be exact."""
         step = self.program.steps[o.index]
-        if step.op_name != QUOTIENT:
+        if step.op_name not in DIVIDES:
             return
         yield f"    float quotients{o.index}[PIECE];"
         yield "    {"

@@ -1,5 +1,6 @@
-"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them."""
+"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them; bounds that a type has."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
@@ -27,3 +28,26 @@ def _bounded(steps: Sequence[AnyStep], step: AnyStep, number: Callable[[Operand]
     if (compared.operands[0][1], number(other)) != (value, known) or known == 0 or known != known:
         return None
     return Step(_LARGER[compared.op_name], (("input0", bound), ("input1", value)), (), step.rounded)
+
+
+def unbounded(
+    steps: Sequence[AnyStep], value: Chain, largest: float, number: Callable[[Operand], float | None]
+) -> Chain:
+    """The value before it is bounded, where the bounds are not within those of a type in which it is written.
+
+    largest: of the type, which what is larger becomes, and infinity.
+    """
+    while beyond := _beyond(steps[value.index], largest, number):
+        value = beyond
+    return value
+
+
+def _beyond(step: AnyStep, largest: float, number: Callable[[Operand], float | None]) -> Chain | None:
+    """The operand of a step that does nothing to what is bounded by `largest`."""
+    if not isinstance(step, Step) or step.rounded is not None and not step.exact:
+        return None
+    least, most = {"max": (-math.inf, -largest), "min": (largest, math.inf)}.get(step.op_name, (math.nan, math.nan))
+    bounds = [o for _, o in step.operands if (known := number(o)) is not None and least <= known <= most]
+    others = [o for _, o in step.operands if o not in bounds]
+    alone = len(others) == 1 and (bounds or step.op_name == "identity") and isinstance(others[0], Chain)
+    return others[0] if alone else None

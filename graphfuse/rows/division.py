@@ -1,50 +1,78 @@
-"""Divides the elements of a row, or of a part of one, by one value: by its reciprocal, made once, to the same bits."""
+"""Divides the elements of a row, or of a part of one, by one value: by its reciprocal, made once, to the same bits.
 
-from collections.abc import Callable, Sequence
+By a reciprocal in two parts where few bits are divided and few are seen, as in FP8.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.rows.program import DIVISOR, QUOTIENT, of_parts
+from graphfuse.rows.program import BELOW, DIVISOR, NARROW_QUOTIENT, QUOTIENT, REST, of_parts
+from graphfuse.rows.rounding import TypeOf, has_type
 from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Step, renamed
+
+_FEW_BITS = (data_type.BFLOAT16, data_type.HALF)
 
 
 def divided(
-    steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool], number: Callable[[Operand], float | None]
+    steps: Sequence[AnyStep],
+    read: Iterable[Operand],
+    has_columns: Callable[[Operand], bool],
+    type_of: TypeOf,
+    narrow: AbstractSet[Chain],
 ) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones. has_columns: whether an operand varies along a row. number: the
-    value of an operand, if it is known.
+    """The steps, and by the old values the new ones.
+
+    read: values that are read beside the steps. has_columns: whether an operand varies along a row. narrow: values that
+    are written as FP8.
     """
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
-    reciprocals: dict[Operand, Operand] = {}
+    reciprocals: dict[AnyStep, Operand] = {}
     shared = of_parts(steps, has_columns)
+    readers = Counter([*(o for step in steps for _, o in step.operands), *read])
 
     def is_one(o: Operand) -> bool:
         return o in shared or not has_columns(o)
+
+    def once(name: str, **operands: Operand) -> Operand:
+        step = Step(name, tuple(operands.items()))
+        if step not in reciprocals:
+            made.append(step)
+            reciprocals[step] = Chain(len(made) - 1)
+        return reciprocals[step]
+
+    def is_narrow(k: int, dividend: Operand) -> bool:
+        only_written = Chain(k) in narrow and readers[Chain(k)] == 1
+        few = any(has_type(steps, dividend, dtype, type_of) for dtype in _FEW_BITS)
+        return only_written and few and steps[k].rounded in (None, data_type.BFLOAT16)
 
     for k, old in enumerate(steps):
         step = renamed(old, moved)
         alone = [is_one(o) for _, o in old.operands]
         if isinstance(step, Step) and step.op_name == "div" and alone == [False, True]:
-            (dividend, (_, divisor)) = step.operands
-            if reciprocal := _factor(step, number(divisor)):
+            (dividend, (_, divisor)), known = step.operands, type_of(old.operands[1][1])
+            if reciprocal := _factor(step, known):
                 step = replace(step, op_name="mul", operands=(dividend, ("b", Number(reciprocal))), narrow=False)
+            elif is_narrow(k, old.operands[0][1]):
+                below = once(BELOW, b=divisor)
+                rest = once(REST, b=divisor, reciprocal=below)
+                step = Step(NARROW_QUOTIENT, (*step.operands, ("reciprocal", below), ("rest", rest)), (), step.rounded)
             else:
-                if divisor not in reciprocals:
-                    made.append(Step(DIVISOR, (("b", divisor),)))
-                    reciprocals[divisor] = Chain(len(made) - 1)
-                step = Step(QUOTIENT, (*step.operands, ("reciprocal", reciprocals[divisor])), (), step.rounded)
+                reciprocal = once(DIVISOR, b=divisor)
+                step = Step(QUOTIENT, (*step.operands, ("reciprocal", reciprocal)), (), step.rounded)
         made.append(step)
         moved[Chain(k)] = Chain(len(made) - 1)
     return tuple(made), moved
 
 
-def _factor(step: Step, divisor: float | None) -> float | None:
+def _factor(step: Step, divisor: data_type | float | None) -> float | None:
     """The number that a step may multiply by instead of dividing, if there is one.
 
     A quotient of bfloat16 numbers is 2^-17 of itself or more from where its rounding to bfloat16 changes; the product
     with the reciprocal is 2^-23 off, or rounded as the quotient is, where that is no normal number.
     """
-    if divisor is None or not (step.narrow and step.rounded is data_type.BFLOAT16 and 2**-62 <= abs(divisor) <= 2**23):
-        return None
-    return 1 / divisor
+    known = isinstance(divisor, float) and 2**-62 <= abs(divisor) <= 2**23
+    return 1 / divisor if known and step.narrow and step.rounded is data_type.BFLOAT16 else None

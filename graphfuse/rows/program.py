@@ -29,7 +29,9 @@ from graphfuse.rows.steps import (
 )
 from graphfuse.rows.views import OfRank, RankGroup, View
 
-SWAP, DIVISOR, QUOTIENT, RANDOM = "swap_pairs", "divisor", "quotient", "random_uniform"
+SWAP, RANDOM = "swap_pairs", "random_uniform"
+DIVISOR, QUOTIENT = "divisor", "quotient"
+BELOW, REST, NARROW_QUOTIENT = "reciprocal_below", "reciprocal_rest", "narrow_quotient"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
 """Steps that join the elements of a part of a row, and have the result for each of them."""
 
@@ -49,14 +51,18 @@ FUSED = {
     SWAP: StepOp(""),
     DIVISOR: StepOp("gf::reciprocal_of_divisor({b})", Cost.FUNCTION),
     QUOTIENT: StepOp("gf::quotient({a}, {b}, {reciprocal}, exact)", Cost.FUNCTION),
+    BELOW: StepOp("gf::reciprocal_below({b})", Cost.FUNCTION),
+    REST: StepOp("gf::reciprocal_rest({b}, {reciprocal})", Cost.FUNCTION),
+    NARROW_QUOTIENT: StepOp("gf::narrow_quotient({a}, {b}, {reciprocal}, {rest}, exact)"),
     RANDOM: StepOp("gf::random_uniform({seed}, {offset}, {row}, {column})", Cost.FUNCTION),
     **dict.fromkeys(OF_PARTS.values(), StepOp("", Cost.FUNCTION)),
 }
 """Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
 column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
-and a / b by that of b, for a piece of which each element is so (see ``division``); the random number of an element's
-place; what the elements of its part of the
-row have together, `size` neighbouring columns."""
+and a / b by that of b, for a piece of which each element is so, likewise by a reciprocal in two parts (see
+``division``); the random number of an element's place; what the elements of its part of the row have together, `size`
+neighbouring columns."""
+DIVIDES = (QUOTIENT, NARROW_QUOTIENT)
 
 
 def cost_of(step: AnyStep) -> Cost:

@@ -35,27 +35,35 @@ def roundings_joined(
     return tuple(made), moved
 
 
-def marked(steps: Sequence[AnyStep], type_of: Callable[[Operand], data_type | float | None]) -> list[AnyStep]:
-    """The steps, marked with what is found. type_of: of what no step makes its type, or value if known."""
+TypeOf = Callable[[Operand], data_type | float | None]
+"""Of what no step makes its type, or value if known."""
+
+
+def marked(steps: Sequence[AnyStep], type_of: TypeOf) -> list[AnyStep]:
+    """The steps, marked with what is found."""
     made: list[AnyStep] = []
-
-    def has(o: Operand, dtype: data_type) -> bool:
-        if isinstance(o, Chain):
-            step = made[o.index]
-            return step.rounded is dtype or step.rounded is None and chosen(step, dtype)
-        known = type_of(o)
-        return _is_exact(known, dtype) if isinstance(known, float) else known is dtype
-
-    def chosen(step: AnyStep, dtype: data_type) -> bool:
-        ports = OPS[step.op_name].chooses if step.op_name in OPS else ()
-        return bool(ports) and all(has(o, dtype) for port, o in step.operands if port in ports)
-
     for step in steps:
         dtype = step.rounded if isinstance(step, Step) else None
         if dtype is not None:
-            step = replace(step, exact=chosen(step, dtype), narrow=all(has(o, dtype) for _, o in step.operands))
+            narrow = all(has_type(made, o, dtype, type_of) for _, o in step.operands)
+            step = replace(step, exact=_chosen(made, step, dtype, type_of), narrow=narrow)
         made.append(step)
     return made
+
+
+def has_type(steps: Sequence[AnyStep], o: Operand, dtype: data_type, type_of: TypeOf) -> bool:
+    """True if a type has the value of an operand."""
+    if isinstance(o, Chain):
+        step = steps[o.index]
+        return step.rounded is dtype or step.rounded is None and _chosen(steps, step, dtype, type_of)
+    known = type_of(o)
+    return _is_exact(known, dtype) if isinstance(known, float) else known is dtype
+
+
+def _chosen(steps: Sequence[AnyStep], step: AnyStep, dtype: data_type, type_of: TypeOf) -> bool:
+    """True if a step chooses among values of a type."""
+    ports = OPS[step.op_name].chooses if step.op_name in OPS else ()
+    return bool(ports) and all(has_type(steps, o, dtype, type_of) for port, o in step.operands if port in ports)
 
 
 def _is_exact(value: float, dtype: data_type) -> bool:

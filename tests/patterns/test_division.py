@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from graphfuse import data_type, reduction_mode
+from graphfuse.base.dtypes import from_foreign
 from graphfuse.engines.rows.by_row import ByRowKnobs
-from graphfuse.rows.program import DIVISOR, QUOTIENT
+from graphfuse.rows.program import DIVISOR, NARROW_QUOTIENT, QUOTIENT
 from support import graphs
 from support.emulation import Planned
 from support.graphs import BF16, FLOAT
@@ -88,3 +89,77 @@ def test_a_bound_that_comparing_treats_otherwise_is_compared_with(bound):
     x = g.mul(a, total)
     g.binary_select(bound, x, g.cmp_lt(x, bound)).set_output().set_name("y").set_data_type(FLOAT)
     assert "binary_select" in steps(Planned(g, {}))
+
+
+HARDEST = [
+    1.0 - 2.0**-24,
+    1.0 + 2.0**-23,
+    257 / 256 - 2.0**-23,
+    511 / 512 + 2.0**-24,
+    1.9999998807907104,
+    3.5 - 2.0**-22,
+]
+"""Of all significands these bring quotients closest to where they round the other way, or divide without rest."""
+
+
+def fp8(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+    """Quotients in float32, rounded to one type and bounded and rounded to the other."""
+    largest = torch.finfo(dtype).max
+    return (x.float() / by).to(between).float().clamp(-largest, largest).to(dtype)
+
+
+def quantized(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: torch.dtype, bound=None, more=False):
+    """The same as a graph. bound: in the place of the type's largest number. more: whether that is written, too."""
+    rows, bound, read = len(x), bound or torch.finfo(dtype).max, from_foreign(x.dtype)
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    a = g.tensor([*x.shape], data_type=read, name="a")
+    b = g.tensor([rows, 1], data_type=FLOAT, name="b")
+    value = g.div(a, b).set_data_type(from_foreign(between))
+    for limit, compare in ((-bound, g.cmp_lt), (bound, g.cmp_gt)):
+        value = g.binary_select(limit, value, compare(value, limit)).set_data_type(from_foreign(between))
+    g.identity(value).set_output().set_name("y").set_data_type(from_foreign(dtype))
+    g.reduction(a, mode=reduction_mode.MAX).set_dim([rows, 1]).set_output().set_name("most").set_data_type(FLOAT)
+    pack = {"a": x, "b": by, "y": torch.empty(x.shape, dtype=dtype), "most": torch.empty(rows, 1)}
+    if more:
+        value.set_output().set_name("value")
+        pack["value"] = torch.empty(x.shape, dtype=between)
+    return Planned(g, pack)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("between", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("read", [torch.bfloat16, torch.float16])
+def test_every_number_of_two_bytes_over_one_value_as_fp8(read, between, dtype):
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(256, 256).view(read)
+    drawn = torch.empty(12).uniform_(1, 2, generator=graphs.generator("cpu", 7))
+    scales = torch.tensor([1.0, 2.0**-9, 2.0**15, 2.0**-40])[:, None]
+    by = torch.cat([(torch.cat([torch.tensor(HARDEST), drawn]) * scales).flatten(), torch.tensor(DIVISORS)])
+    x, by = x.repeat(len(by), 1), by.repeat_interleave(256)[:, None]
+    planned = quantized(x, by, between, dtype)
+    assert {NARROW_QUOTIENT} <= {*steps(planned)} and not {"max", "min", QUOTIENT} & {*steps(planned)}
+    planned.run()
+    got, want = planned.pack["y"], fp8(x, by, between, dtype)
+    wrong = (got.view(torch.uint8) != want.view(torch.uint8)) & ~(got.float().isnan() & want.float().isnan())
+    assert not wrong.any(), (x[wrong], by.expand_as(wrong)[wrong], got[wrong], want[wrong])
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({}, set()),
+        ({"bound": 464.0}, set()),
+        ({"bound": 240.0}, {"max", "min", QUOTIENT}),
+        ({"more": True}, {"max", "min", QUOTIENT}),
+    ],
+    ids=["the type's", "wider", "narrower", "also written"],
+)
+def test_bounds_and_bits_that_are_seen_are_kept(more, kept):
+    x, by = torch.zeros(2, 64, dtype=torch.bfloat16), torch.ones(2, 1)
+    made = quantized(x, by, torch.bfloat16, torch.float8_e4m3fn, **more)
+    assert kept == {"max", "min", QUOTIENT} & {*steps(made)}
+
+
+def test_all_bits_of_a_float32_dividend_count():
+    made = quantized(torch.zeros(2, 64), torch.ones(2, 1), torch.float32, torch.float8_e4m3fn)
+    assert QUOTIENT in steps(made)

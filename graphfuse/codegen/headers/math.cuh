@@ -45,10 +45,11 @@ GF_DEVICE float reciprocal_approx(float x) {
 #endif
 }
 
-/// 1 / b rounded to nearest, where ``quotient`` can divide by b, else NaN.
-GF_DEVICE float reciprocal_of_divisor(float b) {
-  return b >= 0x1p-62f && b <= 0x1p23f ? 1.0f / b : as_float(0x7fffffffu);
-}
+/// Whether ``quotient`` and ``narrow_quotient`` can divide by b.
+GF_DEVICE bool has_reciprocal(float b) { return b >= 0x1p-62f && b <= 0x1p23f; }
+
+/// 1 / b rounded to nearest, if there is a use for it, else NaN.
+GF_DEVICE float reciprocal_of_divisor(float b) { return has_reciprocal(b) ? 1.0f / b : as_float(0x7fffffffu); }
 
 /// a / b rounded to nearest, by that reciprocal: the second correction is of a quotient less than 1 ulp off, and exact
 /// (Markstein's theorem). `exact` becomes false where a remainder, or the quotient, might not be a normal number.
@@ -58,6 +59,25 @@ GF_DEVICE float quotient(float a, float b, float reciprocal, bool& exact) {
   float q = a * reciprocal;
   q = fma(fma(q, b, -a), -reciprocal, q);  // so signed that -0 stays -0
   return fma(fma(q, b, -a), -reciprocal, q);
+}
+
+/// The largest number that is not above 1 / b, if there is a use for it.
+GF_DEVICE float reciprocal_below(float b) {
+  const float nearest = reciprocal_of_divisor(b);
+  return fma(-b, nearest, 1.0f) < 0.0f ? as_float(as_bits(nearest) - 1) : nearest;
+}
+
+/// 1 / b less that, and no less than 2^-60 of it: infinity times both is infinity.
+GF_DEVICE float reciprocal_rest(float b, float below) {
+  const float rest = fma(-b, below, 1.0f) / b, least = below * 0x1p-60f;
+  return rest > least ? rest : least;
+}
+
+/// What rounds to a type of up to 8 bits as a / b rounded to nearest does, if a has up to 11 bits: it is on the same side
+/// of every number of 9 bits, if it is no smaller than 2^-106. `exact` becomes false where b has no such reciprocal.
+GF_DEVICE float narrow_quotient(float a, float b, float below, float rest, bool& exact) {
+  exact &= has_reciprocal(b);
+  return fma(a, below, a * rest);
 }
 
 /// 1 / sqrt(x) to 2 ulp, subnormal x included.
