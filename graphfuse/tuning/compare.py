@@ -13,7 +13,9 @@ FURTHER = 2
 EXACT_SHARE = 0.9
 """Of elements of such a type at least so many are equal: float32 errors rarely cross a rounding boundary."""
 RELATIVE = 1e-4
-"""What wider floats may be off, of the element."""
+"""What wider floats may be off, of the element,"""
+ROUNDED = 2**-7
+"""or this for each of those steps: that of bfloat16, in which one value on the way may be off."""
 CANCELLED = 1e-5
 """What any float may be off, of the largest element: two large terms that nearly cancel leave float32's error."""
 
@@ -76,7 +78,7 @@ def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
     if dtype in _STEPPED:
         near = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= steps
         return same, close | (near & ~a.isnan() & ~b.isnan())
-    return same, close | (apart <= RELATIVE * b.abs())
+    return same, close | (apart <= max(RELATIVE, ROUNDED * (steps - STEPS)) * b.abs())
 
 
 def _codes(torch, dtype: data_type, stored):

@@ -26,8 +26,9 @@ def values(dtype) -> torch.Tensor:
     return torch.randn(64, 32, generator=torch.Generator().manual_seed(1)).to(TORCH[dtype])
 
 
-def difference(dtype, got, want):
-    return compare.difference(torch, tensor(dtype), *(v.contiguous().view(torch.uint8).flatten() for v in (got, want)))
+def difference(dtype, got, want, rounded: int = 0):
+    stored = (v.contiguous().view(torch.uint8).flatten() for v in (got, want))
+    return compare.difference(torch, tensor(dtype), *stored, rounded)
 
 
 def next_up(t, steps: int = 1):
@@ -71,6 +72,13 @@ def test_float32_may_differ_in_its_last_digits():
     want = values(data_type.FLOAT)
     assert difference(data_type.FLOAT, want * (1 + 5e-5), want) is None
     assert "are off" in difference(data_type.FLOAT, want * (1 + 1e-3), want)
+
+
+def test_float32_of_rounded_values_may_differ_by_their_steps():
+    """As the scale of a row, by the largest of its values in bfloat16."""
+    want = values(data_type.FLOAT)
+    assert difference(data_type.FLOAT, want * (1 + 2**-7), want, rounded=1) is None
+    assert "are off" in difference(data_type.FLOAT, want * (1 + 2**-5), want, rounded=1)
 
 
 def test_zeros_of_both_signs_are_one():
