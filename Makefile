@@ -4,7 +4,8 @@
 # make test-all   those and what takes longer
 # make check      ruff and mypy
 # make stub       graphfuse/op_graph/op_methods.pyi, the types of op methods, from the op table
-# make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits
+# make test-torch TORCH=2.12.1  the plain tests on another torch; TORCH=oldest, TORCH=newest: that pyproject.toml admits;
+#                 TURN=1/2: of each test the first case and half of the others
 # make gpu-test   the tests that need one; writes docs/records/gpu-tests-DEVICE.json, which names those that failed
 # make gpu-check  those, then the kernels under compute-sanitizer; writes docs/records/gpu-check-DEVICE.json
 # make bench      every bench, size and peer that is installed; writes docs/records/BENCH-DEVICE.json
@@ -56,7 +57,8 @@ stub: $(INSTALLED)
 # CUDA version NVRTC is of: what finds and calls NVRTC is tested, too.
 test-torch: $(OTHER_TORCH)/installed
 	$(OTHER_TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
-	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup -m 'torch and not (gpu or thorough or further or emulate)'
+	$(OTHER_TORCH)/bin/python -m pytest -n 2 --dist loadgroup -m 'torch and not (gpu or thorough or further or emulate)' \
+	  $(if $(TURN),--turn $(TURN))
 
 gpu-test: $(INSTALLED)
 	.venv/bin/python -m pytest tests -m gpu -n auto --maxprocesses 16 --dist loadgroup --record=docs/records

@@ -36,6 +36,12 @@ def pytest_addoption(parser):
         metavar="FOLDER",
         help="write gpu-tests-DEVICE.json (of several GPUs: gpu-tests-of-N-DEVICE.json) about this run into FOLDER",
     )
+    parser.addoption(
+        "--turn",
+        metavar="K/N",
+        type=lambda text: tuple(map(int, text.split("/"))),
+        help="run of each test the first case, and of the others every Nth from the Kth on, as N runs share them",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before groups are read
@@ -44,6 +50,10 @@ def pytest_collection_modifyitems(config, items):
         if "room" in item.fixturenames:  # tests that take much of a GPU's memory do not run side by side
             item.add_marker(pytest.mark.xdist_group("memory"))
     stand_ins(items)
+    if turn := config.getoption("--turn"):
+        chosen = shared(items, *turn)
+        config.hook.pytest_deselected(items=list({*items} - {*chosen}))
+        items[:] = chosen
     marked = [item for item in items if item.get_closest_marker("gpu")]
     # Asking for devices costs an import of CUDA: only where a GPU test was asked for.
     if marked and "not gpu" not in config.option.markexpr:
@@ -68,6 +78,15 @@ def stand_ins(items):
         for number, case in enumerate(cases):
             if number not in chosen:
                 case.add_marker(pytest.mark.further)
+
+
+def shared(items, turn, runs):
+    """Items of the run number `turn` of several, which share the cases of each test but the first."""
+    tests = {}
+    for item in items:
+        if not item.get_closest_marker("further"):
+            tests.setdefault((item.path, item.cls, getattr(item, "originalname", item.name)), []).append(item)
+    return [case for first, *others in tests.values() for case in (first, *others[turn - 1 :: runs])]
 
 
 @pytest.hookimpl(wrapper=True)

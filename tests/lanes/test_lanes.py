@@ -61,9 +61,9 @@ def test_ci_runs_all_lanes_that_need_no_gpu():
         "check",
         "docs",
         "test",
-        "test-torch TORCH=oldest",
+        "test-torch TORCH=oldest TURN=1/2",
         "test-further",
-        "test-torch TORCH=newest",
+        "test-torch TORCH=newest TURN=2/2",
     ]
 
 
@@ -89,10 +89,10 @@ def selected(tmp_path):
     (tmp_path / "test_it.py").write_text(PROGRAM)
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
 
-    def names(expression: str) -> set[str]:
+    def names(expression: str, *more: str) -> set[str]:
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", expression]
         environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-        done = subprocess.run([*command, "."], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run([*command, *more, "."], cwd=tmp_path, env=environment, capture_output=True, text=True)
         return set(re.findall(r"::(\S+)", done.stdout))
 
     return names
@@ -106,6 +106,13 @@ def test_stand_ins(selected):
     matrix = [name for name in first if name.startswith("test_matrix")]
     assert len(matrix) == 3 and {c for name in matrix for c in re.findall(r"[ab012]", name[12:])} == set("ab012")
     assert {"test_list[0]", "test_list[3]", "test_alone"} == first - {*matrix}
+
+
+def test_runs_share_the_cases_of_each_test_but_the_first(selected):
+    whole = selected("not (gpu or further)")
+    one, two = (selected("not (gpu or further)", "--turn", turn) for turn in ("1/2", "2/2"))
+    assert one | two == whole
+    assert {"test_list[0]", "test_alone"} < one & two and len(one & two) == 3
 
 
 def test_few_cases_have_all_features():
