@@ -107,9 +107,9 @@ def _located(plan: PhasePlan, copied: Mapping[str, str], stage: str) -> Iterator
     yield from axes(plan) if plan.program.indices else ()
     for pointer in pointers(plan):
         if _is_numbers(plan, pointer):
-            place, how = copied.get(pointer.name), "<gf::Access::USUAL>"
-            place, how = (place, how) if place else (address(plan, pointer), "")
-            read = f"gf::integer{how}(static_cast<const {pointer.view.dtype.facts.ctype}*>({place}))"
+            staged = copied.get(pointer.name)
+            how, ctype = "<gf::Access::USUAL>" * bool(staged), pointer.view.dtype.facts.ctype
+            read = f"gf::integer{how}(static_cast<const {ctype}*>({staged or address(plan, pointer)}))"
             yield f"  if (row.exists) {{ row.{pointer.name} = {read}; }}"
     yield from (f"  row.{name} = {value};" for _, name, value in _found(plan))
     yield "}"
