@@ -198,7 +198,7 @@ class Machine {
   unsigned* grid_word(Site site);
   Shared& shared_memory(Cta& cta, const void* declaration, u64 bytes);
   void* map_shared(const void* address, unsigned rank, Site site);
-  void check_access(const void* address, unsigned width, const char* what, Site site);
+  void check_access(const void* address, unsigned width, const char* what, bool global, Site site);
   void progress() { progressed_ = true; }
   void spin(Site site);
   void copy_async(u8* to, const u8* from, unsigned bytes, void* pc, Site site);
@@ -738,15 +738,17 @@ void* Machine::map_shared(const void* address, unsigned rank, Site site) {
   return shared_memory(other, declared.declaration, declared.bytes).begin + offset;
 }
 
-void Machine::check_access(const void* address, unsigned width, const char* what, Site site) {
+void Machine::check_access(const void* address, unsigned width, const char* what, bool global, Site site) {
   if (launch_.schedule > REVERSE) {
     const Quiet quiet;
     enter(what, site);
   }
   const u64 at = u64(address);
-  if (at % width == 0 && at >= 4096) return;
+  const bool elsewhere = global && find_shared(*me().cta, address, width);
+  if (at % width == 0 && at >= 4096 && !elsewhere) return;
   const Quiet quiet;
   const std::string access = std::string(what) + " of " + std::to_string(width) + " bytes";
+  if (elsewhere) fault(site, access + " of shared memory, in a way that only global memory has");
   if (at < 4096) fault(site, access + " at the null address");
   fault(site, access + " at an address that is a multiple of " + std::to_string(at & -at));
 }
@@ -960,12 +962,12 @@ void* shared_memory(const void* declaration, unsigned long long bytes) {
 void* dynamic_shared_memory() { return shared_memory(nullptr, 0); }
 void* map_shared(const void* address, unsigned rank, Site site) { return machine.map_shared(address, rank, site); }
 
-void check_access(const void* address, unsigned width, bool write, Site site) {
-  machine.check_access(address, width, write ? "store" : "load", site);
+void check_access(const void* address, unsigned width, bool write, bool global, Site site) {
+  machine.check_access(address, width, write ? "store" : "load", global, site);
 }
 void check_atomic(const void* address, unsigned width, bool changes, Site site) {
   if (changes) machine.progress();
-  machine.check_access(address, width, "atomic operation", site);
+  machine.check_access(address, width, "atomic operation", false, site);
 }
 void spin(Site site) { machine.spin(site); }
 

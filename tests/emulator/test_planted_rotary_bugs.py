@@ -5,6 +5,7 @@ import re
 import pytest
 
 from graphfuse.base.errors import KernelFaultError
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from support.bugs import ADDRESS, WRONG, Bug, plant
 from support.emulation import Planned, Varies
 from support.rotary import Rotary
@@ -38,6 +39,11 @@ BUGS = {
         BACK,
         Bug("    locate(row, a, next + group, stage, own);\n", "", {ADDRESS: WRONG}, NOWHERE),
     ),
+    "a number in shared memory that is read as global": (
+        BACK,
+        Bug("gf::integer<gf::Access::USUAL>(", "gf::integer(", {ADDRESS: "load of 8 bytes of shared memory"}, NOWHERE),
+        PersistentKnobs(16, 128, 2, 1, 1),
+    ),
     "sums of rows that are not there": (
         BACK,
         Bug("if (row.exists && in_row(row.thread + at)) {", "if (true) {", {ADDRESS: f"{OUTSIDE}|{WRONG}"}, NOWHERE),
@@ -47,14 +53,14 @@ BUGS = {
         Bug("(gf::u32(axis1) - a.i0_1_first)", "gf::u32(axis1)", {ADDRESS: f"{OUTSIDE}|{WRONG}"}, NOWHERE),
     ),
 }
-"""By name, with what is found: another result, or an access outside of all tensors."""
+"""By name, with what is found: another result, or an access that no tensor has; knobs where rows are copied ahead."""
 
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize("name", BUGS)
 def test_is_seen(name):
-    case, bug = BUGS[name]
-    right, problem = (Planned(case.graph("emulator"), case.inputs() | case.outputs()) for _ in range(2))
+    case, bug, *knobs = BUGS[name]
+    right, problem = (Planned(case.graph("emulator"), case.inputs() | case.outputs(), *knobs) for _ in range(2))
     right.run()
     try:
         found = problem.check(ADDRESS, plant(problem.source, bug))

@@ -41,8 +41,8 @@ void* dynamic_shared_memory();
 /// The address in another CTA of the cluster that corresponds to one in this CTA's shared memory.
 void* map_shared(const void* address, unsigned rank, Site site);
 
-/// Before each access of `width` bytes.
-void check_access(const void* address, unsigned width, bool write, Site site);
+/// Before each access of `width` bytes. global: in a way that shared memory does not have.
+void check_access(const void* address, unsigned width, bool write, bool global, Site site);
 /// Before each atomic operation; `changes` memory, so that a thread that spins may find what it waits for.
 void check_atomic(const void* address, unsigned width, bool changes, Site site);
 /// In each round of a loop that waits for memory to change.

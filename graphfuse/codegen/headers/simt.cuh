@@ -163,8 +163,9 @@ GF_DEVICE u32 settled(u32 number) {
 template <int WIDTH>
 using Pack = Bytes<WIDTH>;
 
-/// How memory is accessed. READ_ONLY promises that nothing writes it while the kernel runs. What was accessed LAST or
-/// FIRST is what the L2 gives up after all else, or before; a hint, in accesses of 4 bytes and more for LAST.
+/// How memory is accessed; but for USUAL, global memory alone. READ_ONLY promises that nothing writes it while the kernel
+/// runs. What was accessed LAST or FIRST is what the L2 gives up after all else, or before; a hint, in accesses of 4 bytes
+/// and more for LAST.
 enum class Access { USUAL, READ_ONLY, LAST, FIRST };
 
 #ifdef __CUDACC__
@@ -223,7 +224,7 @@ GF_DEVICE Pack<WIDTH> load_pack(const void* address GF_SITE) {
     return {{fetch<ACCESS>(static_cast<const u8*>(address))}};
   }
 #else
-  host::check_access(address, WIDTH, false, site);
+  host::check_access(address, WIDTH, false, ACCESS != Access::USUAL, site);
   Pack<WIDTH> pack = {};
   __builtin_memcpy(&pack, address, WIDTH);
   return pack;
@@ -246,7 +247,7 @@ GF_DEVICE void store_pack(void* address, const Pack<WIDTH>& pack GF_SITE) {
     put<ACCESS>(static_cast<u8*>(address), u8(pack.word[0]));
   }
 #else
-  host::check_access(address, WIDTH, true, site);
+  host::check_access(address, WIDTH, true, ACCESS != Access::USUAL, site);
   __builtin_memcpy(address, &pack, WIDTH);
 #endif
 }
