@@ -63,7 +63,7 @@ def build(source: str, entry: str, what: Build) -> Path:
 
 
 def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: LibraryStore) -> Path:
-    sources = "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
+    sources = _sources()
     digest = _digest(source, entry, what.value, _COMMON, _KERNEL, sources, compiler.version)
     library = what is Build.LIBRARY
     name = f"{digest}.so" if library else digest
@@ -171,6 +171,11 @@ def _shared(compiler: Compiler, sources: str, kept: LibraryStore) -> Path:
 
 def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
     return _digest(name, _COMMON, sources, compiler.version)
+
+
+def _sources() -> str:
+    """Of all that is the same for all kernels."""
+    return "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
 
 
 def _runtime_source(name: str) -> str:

@@ -70,13 +70,21 @@ def differentiate(
 
     def chosen(what: str, given: Sequence[Tensor | str]) -> list[Tensor]:
         told = not isinstance(given, str | Tensor) and isinstance(given, Sequence)
-        if not told or not all(isinstance(t, str | Tensor) for t in given):
-            raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {given!r}")
+        wrong = [t for t in given if not isinstance(t, str | Tensor)] if told else []
+        if not told or wrong:
+            kinds = (f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.") for t in wrong)
+            got = f"a list with a {next(kinds)}" if wrong else repr(given)
+            raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {got}")
         found = []
         for asked in given:
             fits = [twin for t, twin in twins.items() if asked is t or asked == t.get_name()]
             if len(fits) != 1:
-                has = f"has {len(fits)} times; give the tensor, or names that differ" if fits else "has not"
+                names = ", ".join(repr(t.get_name()) for t in twins if not t.get_is_virtual() and t.value is None)
+                has = (
+                    f"has {len(fits)} times; give the tensor, or names that differ"
+                    if fits
+                    else f"has not; it has {names}"
+                )
                 raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} {has}")
             found += fits
         return list(dict.fromkeys(found))
@@ -89,12 +97,16 @@ def differentiate(
             accepted = ", ".join(dtype.name for dtype in DIFFERENTIABLE)
             kind = "passed by value" if t.get_is_pass_by_value() else t.get_data_type().name
             raise GraphValidationError(f"differentiate: {t.get_name()!r} is {kind}; accepted: {accepted}, in memory")
+    written = {t for node in forward.nodes for t in node.outputs.values()}
+    for t in made:
+        if t not in written:
+            where = f"which no node of graph {graph.name!r} writes"
+            raise GraphValidationError(f"differentiate: outputs has {t.get_name()!r}, {where}")
     for t in wanted:
         if t in made:
             raise GraphValidationError(f"differentiate: {t.get_name()!r} is in outputs, its gradient given, and in wrt")
     for t in more:
-        written = any(t in node.outputs.values() for node in forward.nodes)
-        if written and t.get_data_type() not in DIFFERENTIABLE:
+        if t in written and t.get_data_type() not in DIFFERENTIABLE:
             raise GraphValidationError(f"differentiate: kept has {t.get_name()!r}, which is {t.get_data_type().name}")
     drawn = _Drawing(forward, made, wanted, frozenset(more))
     return drawn.instead(drawn.needless()).finished()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
@@ -20,6 +21,7 @@ from graphfuse.ops.attention_options import (
     PAGES,
     SINK,
     STATS,
+    TOTALS,
     TUPLES,
     absent,
     asked,
@@ -30,8 +32,8 @@ from graphfuse.ops.attention_options import (
     sequences,
 )
 from graphfuse.ops.op import Attribute, Attributes, Port, Shape
-from graphfuse.ops.pullback import NoRule
-from graphfuse.ops.scores import Scores, scored, within
+from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback
+from graphfuse.ops.scores import PAGED, Scores, scored, within
 
 
 def shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
@@ -173,6 +175,33 @@ def of_heads(grad, of):
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
+_LEARNED = ("q", "k", "v")
+
+
+def _gradient(port: str, p: Pullback):
+    if "O" not in p.grads or len(p.grads) > 1:
+        return NoRule("sdpa_backward has that of O alone, and of no statistics")
+    if not p.given.isdisjoint(PAGED.values()):
+        return NoRule("sdpa_backward has none of keys and values in pages")
+    return dict(zip(_LEARNED, p.once(_all_gradients), strict=True))[port]
+
+
+def _all_gradients(p: Pullback):
+    told = {a.name for a in (*MASKS, *TOTALS)} & p.attributes.keys()
+    o = p["O"]
+
+    def rounded(t):
+        """Kernels of attention read all in the type of O, and scores are to be those of the statistics."""
+        narrow = t.get_is_virtual() and o.get_data_type().bits <= 16
+        return p.graph.identity(t).set_data_type(o.get_data_type()) if narrow else t
+
+    read = {port: rounded(p[port]) for port in _LEARNED} | {
+        port: p[port] for port in sorted(p.given.difference(_LEARNED))
+    }
+    read |= {"o": o, "dO": rounded(p.whole("O")), "stats": p["Stats"]}
+    return p.graph.sdpa_backward(**read, **{name: p.attributes[name] for name in told})
+
+
 _BY_NODES = "bias, a mask, ALiBi or sink_token where one says it, else nodes: matmul, the function's, softmax, matmul"
 NOT_OFFERED = {
     "score_mod": (None, _BY_NODES),
@@ -243,7 +272,13 @@ TABLE = (
         ),
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
         not_offered=NOT_OFFERED,
-        vjp=NoRule("its gradients are drawn by hand, by sdpa_backward"),
+        training={"generate_stats": True, "is_inference": None},
+        vjp={
+            **{port: partial(_gradient, port) for port in _LEARNED},
+            **dict.fromkeys(("bias", "sink_token"), NoRule("sdpa_backward writes it, into a tensor that it is given")),
+            **dict.fromkeys(("attn_scale", *(port.name for port in DROPPED)), NoRule("it is a constant of a model")),
+            **dict.fromkeys(("block_mask", *(port.name for port in (*PADDED, *PAGES))), NUMBERS),
+        },
     ),
     backward(
         "sdpa_backward",

@@ -178,7 +178,10 @@ class _Run:
 
     def differentiated(self, torch, subject: Subject, programs: int, most: int, tolerance: float, seed: int) -> None:
         """Gradients of the graphs by differences, and kernels of their backward graphs against the reference."""
-        found = gradients.problems(subject.drawings[:most])
+        found, refused = gradients.problems(subject.drawings[:most])
+        if refused:
+            graphs = counted(len(refused), "graph has", "graphs have")
+            self.lines.append(Line("gradients", 0, 0, f"{graphs} none: {refused[0]}"))
         if not found or self.stage("gradients, in float64", found, lambda one: gradients.fault(torch, one, seed)):
             return
         backward = [next(cases(one.backward, 0, seed)) for one in found]

@@ -28,24 +28,27 @@ class GradientProblem:
         return replace(given(self.made.backward), name=f"{self.name}, backward")
 
 
-def problems(drawings: Sequence[SampleGraph]) -> list[GradientProblem]:
-    """Problems of those drawings that have gradients."""
-    found = ((drawing, _differentiated(drawing.recorded)) for drawing in drawings)
-    return [GradientProblem(drawing.name, made) for drawing, made in found if made is not None]
+def problems(drawings: Sequence[SampleGraph]) -> tuple[list[GradientProblem], list[str]]:
+    """Problems of those drawings that have gradients, and of the others why they have none."""
+    found = [(drawing, _differentiated(drawing.recorded)) for drawing in drawings]
+    refused = [made for _, made in found if isinstance(made, str)]
+    return [GradientProblem(drawing.name, made) for drawing, made in found if not isinstance(made, str)], refused
 
 
-def _differentiated(graph: pygraph) -> Differentiated | None:
+def _differentiated(graph: pygraph) -> Differentiated | str:
     made = {t for node in graph.nodes for t in node.outputs.values()}
     outputs = [t for t in graph.tensors if t in made and not t.get_is_virtual() and t.get_data_type() in DIFFERENTIABLE]
-    wrt = [t for t in graph.tensors if t not in made and _drawn(graph, outputs, [t]) is not None]
-    return _drawn(graph, outputs, wrt)
+    found = {t: _drawn(graph, outputs, [t]) for t in graph.tensors if t not in made}
+    wrt = [t for t, drawn in found.items() if not isinstance(drawn, str)]
+    return _drawn(graph, outputs, wrt) if wrt else next(iter(found.values()), f"graph {graph.name!r} reads nothing")
 
 
-def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | None:
+def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | str:
+    """What is drawn, or why it cannot be."""
     try:
         return differentiate(graph, outputs, wrt)
-    except GraphfuseError:
-        return None
+    except GraphfuseError as error:
+        return str(error)
 
 
 def fault(torch, problem: GradientProblem, seed: int) -> str | None:

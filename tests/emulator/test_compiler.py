@@ -35,9 +35,11 @@ def cold(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def machine():
-    """What all kernels share, as other tests keep it: object files, and the library of one of them."""
+    """What all kernels of these sources share, as other tests keep it: object files, and the library of one of them."""
     folders = {build(WARP.source(), "warp", b).parent for b in (Build.LIBRARY, Build.ADDRESS)}
-    return [p for f in folders for p in f.iterdir() if p.suffix == ".o" or p.with_suffix(".o").exists()]
+    names = ("machine.cpp", "library.cpp", "runner.cpp")
+    own = {compiler._part_digest(compiler.find(), name, compiler._sources()) for name in names}
+    return [p for f in folders for p in f.iterdir() if p.stem in own]
 
 
 @pytest.fixture

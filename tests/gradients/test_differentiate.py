@@ -122,6 +122,30 @@ def test_products_are_kept_and_never_computed_again():
     assert set(differentiate(g, ["out"], ["a", "b"]).kept) == {"a", "b", "product::C"}
 
 
+def test_attention_between_a_norm_and_a_product():
+    """Attention's backward reads what it is made of in the type of its result, as kernels take it."""
+    g = graphs.new(io_data_type=BF16, intermediate_data_type=FLOAT)
+    dims = {"q": (2, 4, 9, 8), "k": (2, 2, 9, 8), "v": (2, 2, 9, 8), "w": (1, 1, 8, 8)}
+    q, k, v, w = (g.tensor([*dim], name=name) for name, dim in dims.items())
+    normal, _ = g.rmsnorm(q, None, 1e-5, norm_forward_phase=INFERENCE)
+    o, _ = g.sdpa(normal.set_data_type(BF16), k, v, attn_scale=8**-0.5, use_causal_mask=True, is_inference=True)
+    g.matmul(o.set_data_type(BF16), w).set_output().set_name("y")
+    made = differentiate(g, ["y"], [*dims])
+    assert set(made.kept) == {*dims, "rmsnorm.0::INV_VARIANCE", "sdpa.0::O", "sdpa.0::Stats"}
+    (node,) = (node for node in made.backward.nodes if node.op.name == "sdpa_backward")
+    assert {node.inputs[port].get_data_type() for port in ("q", "k", "v", "o", "dO")} == {BF16}
+    source = graphs.generator("cpu", 3)
+    given = [torch.randn(dim, generator=source).bfloat16().requires_grad_() for dim in dims.values()]
+    loss = torch.randn(2, 4, 9, 8, generator=source)
+    found = torch.autograd.grad(differentiated.function(made)(*given), given, loss.bfloat16())
+    wide = [t.detach().float().requires_grad_() for t in given]
+    rows = torch.nn.functional.rms_norm(wide[0], (8,), eps=1e-5)
+    heads = [t.repeat_interleave(2, 1) for t in wide[1:3]]
+    y = torch.nn.functional.scaled_dot_product_attention(rows, *heads, is_causal=True) @ wide[3]
+    for grad, want in zip(found, torch.autograd.grad(y, wide, loss.bfloat16().float()), strict=True):
+        torch.testing.assert_close(grad.float(), want, rtol=0.02, atol=0.02 * want.abs().max().item())
+
+
 def test_kept_is_read_in_place_of_being_computed_again():
     g, t = normed()
     for chosen in ("rmsnorm.0::Y", t["y"]):
@@ -277,8 +301,15 @@ def _statistic(g, x):
 
 
 def _attention(g, x):
-    q, v = (g.tensor([1, 2, 4, 8], name=name) for name in "qv")
-    return g.sdpa(q, x, v, attn_scale=0.5, generate_stats=False)[0]
+    q, k, v = (g.tensor([1, 2, 4, 8], name=name) for name in "qkv")
+    return g.sdpa(q, k, v, bias=x, generate_stats=False)[0]
+
+
+def _statistics_of_attention(g, x):
+    k, v = (g.tensor([1, 2, 4, 8], name=name) for name in "kv")
+    o, stats = g.sdpa(x, k, v, generate_stats=True)
+    o.set_output()
+    return stats
 
 
 def _beside(g, x):
@@ -305,7 +336,8 @@ REFUSED = {
     "log_softmax_backward": ([4, 8], read_by("log_softmax_backward", "output", "grad"), SECOND),
     "swish_backward": ([4, 8], read_by("swish_backward", "loss", "input"), SECOND),
     "cos": ([4, 4], _rotated, "cosines and sines of a rotation have no gradient here"),
-    "sdpa": ([1, 2, 4, 8], _attention, "its gradients are drawn by hand, by sdpa_backward"),
+    "bias": ([1, 2, 4, 4], _attention, "sdpa_backward writes it, into a tensor that it is given"),
+    "Stats": ([1, 2, 4, 8], _statistics_of_attention, "sdpa_backward has that of O alone, and of no statistics"),
     "block_scale_quantize": ([4, 32], _quantized, "quantization in blocks has no gradient"),
     "MUL": ([4, 8], lambda g, x: g.reduction(x, mode=reduction_mode.MUL).set_dim([4, 1]), ".*; MUL_NO_ZEROS has one"),
     "running": ([4, 8], _running, "running statistics have no gradient"),
@@ -368,7 +400,17 @@ def test_wrong_arguments():
     g, t = normed()
     theirs, _ = normed()
     for what, position in (("outputs", 0), ("wrt", 1), ("kept", 2)):
-        for wrong in ("out", t["out"], None, 3, {"out"}, [3], [[t["out"]]], (name for name in ("out",))):
+        for wrong in (
+            "out",
+            t["out"],
+            None,
+            3,
+            {"out"},
+            [3],
+            [[t["out"]]],
+            (name for name in ("out",)),
+            [torch.ones(9)],
+        ):
             arguments = [["out"], ["x"], []]
             arguments[position] = wrong
             with pytest.raises(GraphTypeError, match=f"differentiate: {what} must be a list of tensors or names, got"):
@@ -381,6 +423,14 @@ def test_wrong_arguments():
     for empty, arguments in (("outputs", ([], ["x"])), ("wrt", (["out"], []))):
         with pytest.raises(GraphTypeError, match=f"differentiate: {empty} is empty; accepted: one tensor or more"):
             differentiate(g, *arguments)
+    with pytest.raises(
+        GraphTypeError, match=r"wrt must be a list of tensors or names, got a list with a torch.Tensor$"
+    ):
+        differentiate(g, ["out"], ["x", torch.ones(9)])
+    with pytest.raises(GraphValidationError, match=r"wrt has 'X', .* 'graph' has not; it has 'x', .*'out'"):
+        differentiate(g, ["out"], ["X"])
+    with pytest.raises(GraphValidationError, match="outputs has 'x', which no node of graph 'graph' writes"):
+        differentiate(g, ["x"], ["w"])
     with pytest.raises(GraphTypeError, match="graph must be a pygraph, got str"):
         differentiate("g", ["out"], ["x"])
     with pytest.raises(GraphValidationError, match="'out' is in outputs, its gradient given, and in wrt"):

@@ -68,7 +68,7 @@ class Case:
         made = made if isinstance(made, list | tuple) else [made]
         if self.dim is not None:
             made[0].set_dim(list(self.dim))
-        ports = [p.name for p in OPS[self.op].outputs]
+        ports = [p.name for p in OPS[self.op].outputs if not p.given]
         for port, t in zip(ports, made, strict=True):
             if t is not None:
                 t.set_output().set_name(f"made {port}").set_data_type(data_type.DOUBLE)
@@ -267,7 +267,23 @@ def products() -> Iterator[Case]:
     yield Case("conv_fprop", {"image": (1, 2, 2, 3, 3), "weight": (3, 2, 1, 2, 2)}, attributes={"dilation": (1, 2, 1)})
 
 
-CASES = [*pointwise(), *reductions(), *norms(), *rows(), *dropouts(), *moves(), *products()]
+def attention() -> Iterator[Case]:
+    of = {"q": (2, 4, 3, 2), "k": (2, 2, 5, 2), "v": (2, 2, 5, 3)}  # two heads of q for each of k and v
+    scores = torch.rand(1, 4, 3, 5, generator=generator("cpu", 1), dtype=torch.float64)
+    lengths = {port: torch.tensor(ends, dtype=torch.int32).view(2, 1, 1, 1) for port, ends in _LENGTHS.items()}
+    drops = {"dropout_mask": (scores > 0.3).double(), "dropout_scale": torch.full((1, 1, 1, 1), 1.5).double()}
+    for given, attributes in (
+        ({}, {}),
+        ({"attn_scale": 0.7, "bias": scores}, {"use_causal_mask": True}),
+        (lengths, {"use_padding_mask": True, "use_causal_mask_bottom_right": True}),
+        (drops, {"sliding_window_length": 2, "use_causal_mask": True}),
+    ):
+        yield Case("sdpa", of, given, {"is_inference": True, **attributes}, ("O",))
+
+
+_LENGTHS = {"seq_len_q": [2, 3], "seq_len_kv": [5, 4]}
+
+CASES = [*pointwise(), *reductions(), *norms(), *rows(), *dropouts(), *moves(), *products(), *attention()]
 
 
 @pytest.mark.some(150)

@@ -109,7 +109,7 @@ class _Drawer:
         leaves = frozenset().union(*(tensors[p].leaves for p in smooth))
         if any(p.kept for p in OPS[op].outputs):
             drawn[0].set_output().set_data_type(differentiated.DOUBLE)
-        for port, t in zip((p.name for p in OPS[op].outputs), drawn, strict=True):
+        for port, t in zip((p.name for p in OPS[op].outputs if not p.given), drawn, strict=True):
             if t is not None and (not pooled or port in pooled) and (pooled or t is drawn[0]):
                 self.pool.append(Made(t, made[port], leaves if t is drawn[0] else tensors["input"].leaves))
         return True
@@ -331,6 +331,18 @@ def _convolution(d: _Drawer) -> bool:
     return dim[3] > 0 and d.node(op, {"loss": x, "filter": d.leaf((channels, made, kept, 2))}, told, dim=dim)
 
 
+def _attention(d: _Drawer) -> bool:
+    q = d.any((4,))
+    if q is None:
+        return False
+    batch, heads, _, columns = q.dim
+    of = d.random.choice([n for n in range(1, heads + 1) if heads % n == 0])
+    rows = d.random.randint(1, 3)
+    k, v = d.leaf((batch, of, rows, columns)), d.leaf((batch, of, rows, d.random.randint(1, 3)))
+    told = {"use_causal_mask": d.random.random() < 0.5, "generate_stats": False}
+    return d.node("sdpa", {"q": q, "k": k, "v": v, "attn_scale": d.random.uniform(0.4, 1.6)}, told)
+
+
 def _move(d: _Drawer) -> bool:
     x, name = d.any(), d.random.choice(("transpose", "slice", "reshape", "expand", "join"))
     rank = len(x.dim)
@@ -405,6 +417,7 @@ FAMILIES: Mapping[Callable[[_Drawer], bool], int] = {
     _dropout: 1,
     _product: 2,
     _convolution: 2,
+    _attention: 2,
     _move: 3,
     _by_number: 1,
     _rotation: 1,

@@ -145,7 +145,7 @@ def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -
 
 def normalize(x: Tensor, eps: float = 1e-12) -> Tensor:
     """x / max(sqrt(sum(x^2)), eps) over the last dimension, computed in float32, rounded once to x's type:
-    ``torch.nn.functional.normalize``. x: as of ``rms_norm``. Backward needs x and two numbers a row. Of a row shorter
+    ``torch.nn.functional.normalize``. x: as of ``rms_norm``. Backward needs x and a number a row. Of a row shorter
     than eps, what it is divided by is a constant. Errors as of ``rms_norm``."""
     return NORMALIZE.run(x, eps)
 
