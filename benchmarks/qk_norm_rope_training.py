@@ -119,6 +119,7 @@ BENCH = Bench(
     targets=(
         target.slowest_against_best(("bf16",), 1.02),
         target.mean_speedup("torch_compile", "torch.compile", ("bf16",), 1.3),
+        target.least_of_stream("bf16", 32e6, 512e6, 0.85),
         target.least_of_stream("bf16", 512e6, math.inf, 0.85),
     ),
 )
