@@ -24,8 +24,6 @@ from graphfuse.rows.rounding import marked, roundings_joined
 from graphfuse.rows.steps import Chain, Load, Operand
 from graphfuse.rows.views import ROWS, OfRank, View, joined
 
-_FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
-
 
 class Builder:
     """The values of one match, and the views of what of it lies in memory."""
@@ -75,10 +73,10 @@ class Builder:
         has_columns = self._has_columns()
         values.sums = [(t, factors(values.steps, o, has_columns)) for t, o in values.sums]
         values.steps = marked(clamped(values.steps, values.number), values.type_or_number)
-        values.unbind(_FP8)
+        values.unbind()
         values.shorten(pruned)
         values.shorten(contracted)
-        has_columns, narrow = self._has_columns(), {w.value for w in values.plain_stores(_FP8)}
+        has_columns, narrow = self._has_columns(), {w.value for w in values.fp8_stores}
         values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, narrow))
 
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:

@@ -1,7 +1,7 @@
 """Values of a match, as steps of a row program, and what of them is stored."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,6 +14,8 @@ from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.program import OF_PARTS, part_of
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
+
+_FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 
 Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
 """Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
@@ -135,19 +137,19 @@ class Values(Emitter):
         self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 
-    def plain_stores(self, dtypes: Collection[data_type]) -> list[Written]:
-        """Stores of elements of these types, without scales of blocks."""
+    @property
+    def fp8_stores(self) -> list[Written]:
+        """Stores of elements in FP8, without scales of blocks."""
         of_elements = (w for w in self.stores if not (w.block_size or w.amax or w.scales_of))
-        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in dtypes]
+        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in _FP8]
 
-    def unbind(self, dtypes: Collection[data_type]) -> None:
-        """Writes values of these types without the bounds that their conversion has."""
-        for w in self.plain_stores(dtypes):
-            largest = self.graph.tensors[w.tensor].dtype.facts.max
-            value = unbounded(self.steps, w.value, largest, self.number)
-            if value != w.value:
-                self.stores[self.stores.index(w)] = replace(w, value=value)
-                self.values[w.tensor] = value
+    def unbind(self) -> None:
+        """Writes values in FP8 without the bounds that its conversion has."""
+        largest = {w: self.graph.tensors[w.tensor].dtype.facts.max for w in self.fp8_stores}
+        found = {w: unbounded(self.steps, w.value, most, self.number) for w, most in largest.items()}
+        bare = {w: value for w, value in found.items() if value != w.value}
+        self.values |= {w.tensor: value for w, value in bare.items()}
+        self.stores = [replace(w, value=bare.get(w, w.value)) for w in self.stores]
 
     def number(self, o: Operand) -> float | None:
         """The value of an operand that is the same in every call."""

@@ -174,7 +174,7 @@ def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
 
 
 def _sources() -> str:
-    """Of all that is the same for all kernels."""
+    """Text of all that is the same for all kernels."""
     return "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
 
 

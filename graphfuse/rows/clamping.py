@@ -1,6 +1,5 @@
 """A value or a bound, chosen by comparing the two, is the larger or the smaller of them; bounds that a type has."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
@@ -46,8 +45,14 @@ def _beyond(step: AnyStep, largest: float, number: Callable[[Operand], float | N
     """The operand of a step that does nothing to what is bounded by `largest`."""
     if not isinstance(step, Step) or step.rounded is not None and not step.exact:
         return None
-    least, most = {"max": (-math.inf, -largest), "min": (largest, math.inf)}.get(step.op_name, (math.nan, math.nan))
-    bounds = [o for _, o in step.operands if (known := number(o)) is not None and least <= known <= most]
-    others = [o for _, o in step.operands if o not in bounds]
-    alone = len(others) == 1 and (bounds or step.op_name == "identity") and isinstance(others[0], Chain)
-    return others[0] if alone else None
+    operands = [o for _, o in step.operands]
+    if step.op_name in _BEYOND:
+        beyond = _BEYOND[step.op_name]
+        operands = [o for o in operands if (known := number(o)) is None or not beyond(known, largest)]
+    elif step.op_name != "identity":
+        return None
+    return operands[0] if len(operands) == 1 and isinstance(operands[0], Chain) else None
+
+
+_BEYOND = {"max": lambda bound, largest: bound <= -largest, "min": lambda bound, largest: bound >= largest}
+"""Whether a bound is none for what is bounded by `largest`."""

@@ -44,7 +44,7 @@ def _differentiated(graph: pygraph) -> Differentiated | str:
 
 
 def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | str:
-    """What is drawn, or why it cannot be."""
+    """Gradients as they are drawn, or why they cannot be."""
     try:
         return differentiate(graph, outputs, wrt)
     except GraphfuseError as error:
