@@ -122,6 +122,15 @@ def test_products_are_kept_and_never_computed_again():
     assert set(differentiate(g, ["out"], ["a", "b"]).kept) == {"a", "b", "product::C"}
 
 
+def test_what_is_repeated_before_it_is_summed_counts_as_often():
+    """The sum's gradient is the same along what was repeated."""
+    g = differentiated.new()
+    x = g.tensor([1, 3, 2], name="x")
+    wide = g.neg(g.expand(x).set_dim([4, 3, 2]))
+    g.reduction(wide, mode=reduction_mode.ADD).set_dim([1, 3, 1]).set_output().set_name("y").set_data_type(DOUBLE)
+    differentiated.checked(differentiate(g, ["y"], ["x"]), {"x": torch.randn(1, 3, 2).double()})
+
+
 def test_attention_between_a_norm_and_a_product():
     """Attention's backward reads what it is made of in the type of its result, as kernels take it."""
     g = graphs.new(io_data_type=BF16, intermediate_data_type=FLOAT)
