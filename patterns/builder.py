@@ -76,8 +76,8 @@ class Builder:
         values.unbind()
         values.shorten(pruned)
         values.shorten(contracted)
-        has_columns, narrow = self._has_columns(), {w.value for w in values.fp8_stores}
-        values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, narrow))
+        has_columns, as_fp8 = self._has_columns(), {w.value for w in values.fp8_stores}
+        values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, as_fp8))
 
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import FP8, data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 from graphfuse.ops import Join
@@ -14,8 +14,6 @@ from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.program import OF_PARTS, part_of
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
-
-_FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 
 Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
 """Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
@@ -141,7 +139,7 @@ class Values(Emitter):
     def fp8_stores(self) -> list[Written]:
         """Stores of elements in FP8, without scales of blocks."""
         of_elements = (w for w in self.stores if not (w.block_size or w.amax or w.scales_of))
-        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in _FP8]
+        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in FP8]
 
     def unbind(self) -> None:
         """Writes values in FP8 without the bounds that its conversion has."""

@@ -65,12 +65,12 @@ def pytest_collection_modifyitems(config, items):
 def stand_ins(items):
     """Mark cases as `further`: of a test marked `some(n)`, all but n; of one marked `each_value`, all but some that
     together have every value of every argument."""
-    tests = {}
+    few = []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"each_value", "some"} and not marks & {"gpu", "thorough"}:  # which make test does not run anyway
-            tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
-    for cases in tests.values():
+            few.append(item)
+    for cases in by_test(few):
         if mark := cases[0].get_closest_marker("some"):
             chosen = covering.spread(len(cases), *mark.args)
         else:
@@ -82,11 +82,16 @@ def stand_ins(items):
 
 def shared(items, turn, runs):
     """Items of the run number `turn` of several, which share the cases of each test but the first."""
+    tests = by_test(item for item in items if not item.get_closest_marker("further"))
+    return [case for first, *others in tests for case in (first, *others[turn - 1 :: runs])]
+
+
+def by_test(items):
+    """The cases of each test."""
     tests = {}
     for item in items:
-        if not item.get_closest_marker("further"):
-            tests.setdefault((item.path, item.cls, getattr(item, "originalname", item.name)), []).append(item)
-    return [case for first, *others in tests.values() for case in (first, *others[turn - 1 :: runs])]
+        tests.setdefault((item.path, item.cls, getattr(item, "originalname", item.name)), []).append(item)
+    return tests.values()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -32,12 +32,13 @@ def constant(name: str, value: bool | int | Access) -> str:
 
 def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kernel: str = "GF_KERNEL(THREADS)") -> str:
     """The generated part of a kernel. constants: values by name; kernel: its qualifiers, in C++."""
+    few = plan.in_32_bits and math.prod(plan.extents) < MAX_DIVIDED  # rows
     return "".join(
         [
             *(f'#include "graphfuse/{name}"\n' for name in rowwise.headers(plan.program)),
             "namespace problem {\n\n",
             f"using Index = {'int' if plan.columns < _INT_COLUMNS else 'gf::i64'};\n",
-            f"using RowIndex = {'gf::u32' if plan.narrow and math.prod(plan.extents) < MAX_DIVIDED else 'gf::i64'};\n",
+            f"using RowIndex = {'gf::u32' if few else 'gf::i64'};\n",
             f"constexpr gf::i64 COLUMNS = {plan.columns};\n",
             *(constant(name, value) for name, value in constants.items()),
             rowwise.source(plan, kernel),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphfuse.base.device import Device
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import FP8, data_type
 from graphfuse.base.wording import counted
 from graphfuse.engines.rows.limits import MAX_DIVIDED, MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
@@ -18,7 +18,6 @@ from graphfuse.rows.steps import MOST_COLUMNS, Reduce, Scalar
 from graphfuse.rows.views import View
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
-FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 INTEGERS = (data_type.INT32, data_type.INT64)
 READ = (*FLOATS, *FP8, data_type.BOOLEAN)
 

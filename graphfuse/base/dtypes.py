@@ -102,6 +102,9 @@ FACTS: dict[data_type, TypeFacts] = {
     data_type.BOOLEAN: TypeFacts(8, "bool", "bool", "bool", integers=(0, 1)),
 }
 
+FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
+"""Of elements; scales have a type of their own."""
+
 BY_TORCH_NAME = {facts.torch: dtype for dtype, facts in FACTS.items()}
 BY_NUMPY_NAME = {facts.numpy: dtype for dtype, facts in FACTS.items()}
 

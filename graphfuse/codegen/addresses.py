@@ -28,7 +28,7 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
     if store and store.amax:
         return f"a.{pointer.name}"
     numbers = view.place.counted(pointer.place_name, _numbers(plan))
-    product = "gf::times({}, a.{})" if plan.narrow else "{} * a.{}"
+    product = "gf::times({}, a.{})" if plan.in_32_bits else "{} * a.{}"
     terms = [product.format(numbers[k], s) for k, s in zip(pointer.axes, pointer.strides, strict=False)]
     if view.offset:
         terms.append(str(view.dtype.nbytes(view.offset)))

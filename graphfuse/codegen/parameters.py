@@ -37,7 +37,7 @@ class Pointer:
     part: one of those that follow the first of an input of several tensors.
     placed: the first pointer whose rows are chosen in the same way, if that is another one.
     shared: the first of the same tensor, likewise.
-    narrow: as of the plan.
+    in_32_bits: as of the plan.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Pointer:
     part: bool = False
     placed: str = ""
     shared: str = ""
-    narrow: bool = False
+    in_32_bits: bool = False
 
     @property
     def place_name(self) -> str:
@@ -111,7 +111,7 @@ class Pointer:
 
     def _distance(self, name: str, value: int) -> Parameter:
         """The parameter of a distance or an extent: in 32 bits it takes one multiplication, not three."""
-        ctype, passed = ("gf::u32", "int32") if self.narrow and 0 <= value < 2**31 else ("gf::i64", "int64")
+        ctype, passed = ("gf::u32", "int32") if self.in_32_bits and 0 <= value < 2**31 else ("gf::i64", "int64")
         return Parameter(ctype, name, Constant(passed, value))
 
 
@@ -129,10 +129,10 @@ def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
         *(pointer for first in written for pointer in (first, *first.after)),
         *(Pointer(f"b{k}", store.block_scale, store) for k, store in enumerate(stores) if store.block_scale),
     )
-    return tuple(_alike(found, plan.narrow))
+    return tuple(_alike(found, plan.in_32_bits))
 
 
-def _alike(found: Sequence[Pointer], narrow: bool) -> Iterator[Pointer]:
+def _alike(found: Sequence[Pointer], in_32_bits: bool) -> Iterator[Pointer]:
     """The same pointers, and what each has in common with one before it."""
     names: dict[object, str] = {}
     for p in found:
@@ -141,7 +141,7 @@ def _alike(found: Sequence[Pointer], narrow: bool) -> Iterator[Pointer]:
         alone = p.store or p.part or place.following
         shared = p.name if alone else names.setdefault(view.tensor, p.name)
         other = {key: name for key, name in (("placed", placed), ("shared", shared)) if name != p.name}
-        yield replace(p, narrow=narrow, **other)
+        yield replace(p, in_32_bits=in_32_bits, **other)
 
 
 def parameters(plan: PhasePlan) -> Iterator[Parameter]:

@@ -46,7 +46,7 @@ class PhasePlan:
     own_pairs: bool = False  # a thread has two pieces of a row, each other's columns of all pairs that lie apart
 
     @property
-    def narrow(self) -> bool:
+    def in_32_bits(self) -> bool:
         """True if rows are counted, and their distances are, in 32 bits where these suffice. Of one row of a thread,
         along one axis, that saves nothing, and takes registers; across rows, too."""
         return not self.across and (len(self.extents) > 1 or self.stages > 0)

@@ -9,6 +9,7 @@ from math import prod
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError, GraphValidationError
+from graphfuse.base.wording import with_article
 from graphfuse.gradients import copying
 from graphfuse.gradients.copying import copied
 from graphfuse.gradients.walk import Walk
@@ -72,19 +73,16 @@ def differentiate(
         told = not isinstance(given, str | Tensor) and isinstance(given, Sequence)
         wrong = [t for t in given if not isinstance(t, str | Tensor)] if told else []
         if not told or wrong:
-            kinds = (f"{type(t).__module__}.{type(t).__qualname__}".removeprefix("builtins.") for t in wrong)
-            got = f"a list with a {next(kinds)}" if wrong else repr(given)
+            kind = f"{type(wrong[0]).__module__}.{type(wrong[0]).__qualname__}" if wrong else ""
+            got = f"a list with {with_article(kind.removeprefix('builtins.'))}" if wrong else repr(given)
             raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {got}")
         found = []
         for asked in given:
             fits = [twin for t, twin in twins.items() if asked is t or asked == t.get_name()]
             if len(fits) != 1:
                 names = ", ".join(repr(t.get_name()) for t in twins if not t.get_is_virtual() and t.value is None)
-                has = (
-                    f"has {len(fits)} times; give the tensor, or names that differ"
-                    if fits
-                    else f"has not; it has {names}"
-                )
+                twice = f"has {len(fits)} times; give the tensor, or names that differ"
+                has = twice if fits else f"has not; it has {names}"
                 raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} {has}")
             found += fits
         return list(dict.fromkeys(found))

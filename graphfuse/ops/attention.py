@@ -195,9 +195,8 @@ def _all_gradients(p: Pullback):
         narrow = t.get_is_virtual() and o.get_data_type().bits <= 16
         return p.graph.identity(t).set_data_type(o.get_data_type()) if narrow else t
 
-    read = {port: rounded(p[port]) for port in _LEARNED} | {
-        port: p[port] for port in sorted(p.given.difference(_LEARNED))
-    }
+    read = {port: p[port] for port in sorted(p.given)}
+    read |= {port: rounded(read[port]) for port in _LEARNED}
     read |= {"o": o, "dO": rounded(p.whole("O")), "stats": p["Stats"]}
     return p.graph.sdpa_backward(**read, **{name: p.attributes[name] for name in told})
 

@@ -21,12 +21,12 @@ def divided(
     read: Iterable[Operand],
     has_columns: Callable[[Operand], bool],
     type_of: TypeOf,
-    narrow: AbstractSet[Chain],
+    as_fp8: AbstractSet[Chain],
 ) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
     """The steps, and by the old values the new ones.
 
-    read: values that are read beside the steps. has_columns: whether an operand varies along a row. narrow: values that
-    are written as FP8.
+    read: values that are read beside the steps. has_columns: whether an operand varies along a row. as_fp8: values that
+    are written in it.
     """
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
@@ -45,7 +45,7 @@ def divided(
         return reciprocals[step]
 
     def is_narrow(k: int, dividend: Operand) -> bool:
-        only_written = Chain(k) in narrow and readers[Chain(k)] == 1
+        only_written = Chain(k) in as_fp8 and readers[Chain(k)] == 1
         few = any(has_type(steps, dividend, dtype, type_of) for dtype in _FEW_BITS)
         return only_written and few and steps[k].rounded in (None, data_type.BFLOAT16)
 

@@ -170,11 +170,10 @@ def test_ctas_stay_for_rows_that_are_reduced_alone():
         problem.g.create_execution_plan("rows", knobs_to_dict(PersistentKnobs(8, 64, 3, 1, 1)))
 
 
-@pytest.mark.parametrize("adds", [600])
-def test_an_element_of_many_steps(adds):
+def test_an_element_of_many_steps():
     """More than Python calls itself."""
     problem = Written(4, 9)
     value = problem.x
-    for _ in range(adds):
+    for _ in range(600):
         value = problem.g.add(value, 1e-3)
     assert steps(planned(problem, problem.total(value).set_data_type(FLOAT)), Pick) == 1
