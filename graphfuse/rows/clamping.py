@@ -1,37 +1,75 @@
-"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them; bounds that a type has."""
+"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them. What is within a bound is never
+chosen for being beyond it. Bounds that a type has are none."""
 
+import math
 from collections.abc import Callable, Sequence
 
+from graphfuse.rows.rounding import is_exact
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
+
+Known = Callable[[Operand], float | None]
+"""The value of an operand, if it is known."""
 
 _LARGER = {"cmp_lt": "max", "cmp_gt": "min"}
 
 
-def clamped(steps: Sequence[AnyStep], number: Callable[[Operand], float | None]) -> list[AnyStep]:
-    """The steps. Comparisons may have no readers left. number: the value of an operand, if it is known.
+def clamped(steps: Sequence[AnyStep], number: Known) -> list[AnyStep]:
+    """The steps. Comparisons may have no readers left.
 
     Zeros have signs, which comparing does not see, and NaN as a bound is never chosen by it: these are left.
     """
-    return [_bounded(steps, step, number) or step for step in steps]
+    made: list[AnyStep] = []
+    for step in steps:
+        made.append(_chosen(made, step, number) or step)
+    return made
 
 
-def _bounded(steps: Sequence[AnyStep], step: AnyStep, number: Callable[[Operand], float | None]) -> Step | None:
+def _chosen(steps: Sequence[AnyStep], step: AnyStep, number: Known) -> Step | None:
+    """A step that does what choosing by comparing does."""
     if step.op_name != "binary_select":
         return None
     chosen = dict(step.operands)
     bound, value, mask = chosen["input0"], chosen["input1"], chosen["mask"]
     compared = steps[mask.index] if isinstance(mask, Chain) else None
-    if compared is None or compared.op_name not in _LARGER or (known := number(bound)) is None:
+    if compared is None or compared.op_name not in _LARGER:
         return None
-    _, (_, other) = compared.operands
-    if (compared.operands[0][1], number(other)) != (value, known) or known == 0 or known != known:
+    (_, first), (_, second) = compared.operands
+    other, known = number(second), number(bound)
+    if other is None:
+        return None
+    least, most = _range(steps, first, number)
+    if most <= other if compared.op_name == "cmp_gt" else least >= other:
+        return Step("identity", (("input", value),), (), step.rounded)  # comparing NaN is false, too
+    if (first, other) != (value, known) or known == 0 or known != known:
         return None
     return Step(_LARGER[compared.op_name], (("input0", bound), ("input1", value)), (), step.rounded)
 
 
-def unbounded(
-    steps: Sequence[AnyStep], value: Chain, largest: float, number: Callable[[Operand], float | None]
-) -> Chain:
+def _range(steps: Sequence[AnyStep], o: Operand, number: Known) -> tuple[float, float]:
+    """What steps bound a value by, if it is no NaN."""
+    known = number(o)
+    if known is not None and known == known:
+        return known, known
+    step = steps[o.index] if isinstance(o, Chain) else None
+    if not isinstance(step, Step) or step.op_name not in _RANGES:
+        return _EVERYTHING
+    least, most = _RANGES[step.op_name](*(_range(steps, operand, number) for _, operand in step.operands))
+    # Rounding to a type leaves what is bounded by a number of that type within the bound.
+    kept = (step.rounded is None or is_exact(bound, step.rounded) for bound in (least, most))
+    return tuple(bound if has else beyond for bound, has, beyond in zip((least, most), kept, _EVERYTHING, strict=True))
+
+
+_EVERYTHING = (-math.inf, math.inf)
+_RANGES = {
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "abs": lambda a: (max(0.0, a[0], -a[1]), max(-a[0], a[1])),
+    "identity": lambda a: a,
+}
+"""Of a result, by those of the operands."""
+
+
+def unbounded(steps: Sequence[AnyStep], value: Chain, largest: float, number: Known) -> Chain:
     """The value before it is bounded, where the bounds are not within those of a type in which it is written.
 
     largest: of the type, which what is larger becomes, and infinity.
@@ -41,7 +79,7 @@ def unbounded(
     return value
 
 
-def _beyond(step: AnyStep, largest: float, number: Callable[[Operand], float | None]) -> Chain | None:
+def _beyond(step: AnyStep, largest: float, number: Known) -> Chain | None:
     """The operand of a step that does nothing to what is bounded by `largest`."""
     if not isinstance(step, Step) or step.rounded is not None and not step.exact:
         return None

@@ -57,7 +57,7 @@ def has_type(steps: Sequence[AnyStep], o: Operand, dtype: data_type, type_of: Ty
         step = steps[o.index]
         return step.rounded is dtype or step.rounded is None and _chosen(steps, step, dtype, type_of)
     known = type_of(o)
-    return _is_exact(known, dtype) if isinstance(known, float) else known is dtype
+    return is_exact(known, dtype) if isinstance(known, float) else known is dtype
 
 
 def _chosen(steps: Sequence[AnyStep], step: AnyStep, dtype: data_type, type_of: TypeOf) -> bool:
@@ -66,7 +66,7 @@ def _chosen(steps: Sequence[AnyStep], step: AnyStep, dtype: data_type, type_of: 
     return bool(ports) and all(has_type(steps, o, dtype, type_of) for port, o in step.operands if port in ports)
 
 
-def _is_exact(value: float, dtype: data_type) -> bool:
+def is_exact(value: float, dtype: data_type) -> bool:
     """True if a type is known to have a number."""
     if dtype not in _BITS or not (value == 0 or _LEAST_NORMAL <= abs(value) <= dtype.facts.max):
         return False

@@ -108,8 +108,11 @@ def fp8(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: torch.dt
     return (x.float() / by).to(between).float().clamp(-largest, largest).to(dtype)
 
 
-def quantized(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: torch.dtype, bound=None, more=False):
-    """The same as a graph. bound: in the place of the type's largest number. more: whether that is written, too."""
+def quantized(
+    x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: torch.dtype, bound=None, more=False, beyond=None
+):
+    """The same as a graph. bound: in the place of the type's largest number. more: whether that is written, too.
+    beyond: a magnitude, what is larger becomes NaN, as casts of torch before 2.13 make it."""
     rows, bound, read = len(x), bound or torch.finfo(dtype).max, from_foreign(x.dtype)
     g = graphs.new(device="emulator", intermediate_rounding="declared")
     a = g.tensor([*x.shape], data_type=read, name="a")
@@ -117,7 +120,10 @@ def quantized(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: to
     value = g.div(a, b).set_data_type(from_foreign(between))
     for limit, compare in ((-bound, g.cmp_lt), (bound, g.cmp_gt)):
         value = g.binary_select(limit, value, compare(value, limit)).set_data_type(from_foreign(between))
-    g.identity(value).set_output().set_name("y").set_data_type(from_foreign(dtype))
+    written = value
+    if beyond:
+        written = g.binary_select(math.nan, value, g.cmp_gt(g.abs(value), beyond)).set_data_type(from_foreign(between))
+    g.identity(written).set_output().set_name("y").set_data_type(from_foreign(dtype))
     g.reduction(a, mode=reduction_mode.MAX).set_dim([rows, 1]).set_output().set_name("most").set_data_type(FLOAT)
     pack = {"a": x, "b": by, "y": torch.empty(x.shape, dtype=dtype), "most": torch.empty(rows, 1)}
     if more:
@@ -128,16 +134,16 @@ def quantized(x: torch.Tensor, by: torch.Tensor, between: torch.dtype, dtype: to
 
 @pytest.mark.emulate
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("between", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("between", "beyond"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, 6e4)])
 @pytest.mark.parametrize("read", [torch.bfloat16, torch.float16])
-def test_every_number_of_two_bytes_over_one_value_as_fp8(read, between, dtype):
+def test_every_number_of_two_bytes_over_one_value_as_fp8(read, between, beyond, dtype):
     x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(256, 256).view(read)
     drawn = torch.empty(12).uniform_(1, 2, generator=graphs.generator("cpu", 7))
     scales = torch.tensor([1.0, 2.0**-9, 2.0**15, 2.0**-40])[:, None]
     by = torch.cat([(torch.cat([torch.tensor(HARDEST), drawn]) * scales).flatten(), torch.tensor(DIVISORS)])
     x, by = x.repeat(len(by), 1), by.repeat_interleave(256)[:, None]
-    planned = quantized(x, by, between, dtype)
-    assert {NARROW_QUOTIENT} <= {*steps(planned)} and not {"max", "min", QUOTIENT} & {*steps(planned)}
+    planned = quantized(x, by, between, dtype, beyond=beyond)
+    assert {NARROW_QUOTIENT} <= {*steps(planned)} and not {"max", "min", "binary_select", QUOTIENT} & {*steps(planned)}
     planned.run()
     got, want = planned.pack["y"], fp8(x, by, between, dtype)
     wrong = (got.view(torch.uint8) != want.view(torch.uint8)) & ~(got.float().isnan() & want.float().isnan())
@@ -149,15 +155,18 @@ def test_every_number_of_two_bytes_over_one_value_as_fp8(read, between, dtype):
     [
         ({}, set()),
         ({"bound": 464.0}, set()),
+        ({"beyond": 448.0}, set()),
+        ({"beyond": 447.0}, {"max", "min", "binary_select", QUOTIENT}),
+        ({"beyond": 464.0, "bound": 480.0}, {"max", "min", "binary_select", QUOTIENT}),
         ({"bound": 240.0}, {"max", "min", QUOTIENT}),
         ({"more": True}, {"max", "min", QUOTIENT}),
     ],
-    ids=["the type's", "wider", "narrower", "also written"],
+    ids=["the type's", "wider", "never NaN", "NaN in bounds", "NaN within wider ones", "narrower", "also written"],
 )
 def test_bounds_and_bits_that_are_seen_are_kept(more, kept):
     x, by = torch.zeros(2, 64, dtype=torch.bfloat16), torch.ones(2, 1)
     made = quantized(x, by, torch.bfloat16, torch.float8_e4m3fn, **more)
-    assert kept == {"max", "min", QUOTIENT} & {*steps(made)}
+    assert kept == {"max", "min", "binary_select", QUOTIENT} & {*steps(made)}
 
 
 def test_all_bits_of_a_float32_dividend_count():
