@@ -72,7 +72,7 @@ class Builder:
         values.shorten(lambda steps, _: picked(steps, known, self.axes.width))
         has_columns = self._has_columns()
         values.sums = [(t, factors(values.steps, o, has_columns)) for t, o in values.sums]
-        values.steps = marked(clamped(values.steps, values.number), values.type_or_number)
+        values.steps = marked(clamped(values.steps, values.number), values.type_or_number, values.only_written)
         values.unbind()
         values.shorten(pruned)
         values.shorten(contracted)

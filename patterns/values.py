@@ -1,11 +1,12 @@
 """Values of a match, as steps of a row program, and what of them is stored."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from graphfuse.base.dtypes import FP8, data_type
+from graphfuse.base.dtypes import FP8, SIXTEEN_BITS, data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 from graphfuse.ops import Join
@@ -136,10 +137,21 @@ class Values(Emitter):
         self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
 
     @property
-    def fp8_stores(self) -> list[Written]:
-        """Stores of elements in FP8, without scales of blocks."""
+    def element_stores(self) -> list[tuple[Written, data_type]]:
+        """Stores of elements without scales of blocks, and their types."""
         of_elements = (w for w in self.stores if not (w.block_size or w.amax or w.scales_of))
-        return [w for w in of_elements if self.graph.tensors[w.tensor].dtype in FP8]
+        return [(w, self.graph.tensors[w.tensor].dtype) for w in of_elements]
+
+    @property
+    def fp8_stores(self) -> list[Written]:
+        return [w for w, dtype in self.element_stores if dtype in FP8]
+
+    @property
+    def only_written(self) -> dict[Operand, data_type]:
+        """Types of 16 bits of values that are written once, and that nothing else reads."""
+        read = Counter(o for step in self.steps for _, o in step.operands)
+        read.update([*(w.value for w in self.stores), *(o for _, factors in self.sums for o in factors)])
+        return {w.value: dtype for w, dtype in self.element_stores if read[w.value] == 1 and dtype in SIXTEEN_BITS}
 
     def unbind(self) -> None:
         """Writes values in FP8 without the bounds that its conversion has."""

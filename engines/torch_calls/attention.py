@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from graphfuse.base import ragged
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
@@ -28,7 +28,6 @@ _BYTES = 16
 _TOGETHER = 8  # elements of 16 bits
 _BIAS, _ROWS = 16, 32  # columns of a bias, and rows of statistics, that memory-efficient attention reads together
 
-_NARROW = (data_type.BFLOAT16, data_type.HALF)
 
 _MASKS = ("block_mask", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", *PAGED.values())
 _FORWARD, _BACKWARD = ("q", "k", "v"), ("q", "k", "v", "o", "dO", "stats")
@@ -141,8 +140,8 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
     unknown += [port for port in made if port not in ("O", "Stats", "dQ", "dK", "dV", "dBias")]
     if unknown:
         return f"{node} has a {unknown[0]}; accepted: none"
-    if q.dtype not in _NARROW:
-        return f"{q} is wide; accepted: {', '.join(t.name for t in _NARROW)}"
+    if q.dtype not in SIXTEEN_BITS:
+        return f"{q} is wide; accepted: {', '.join(t.name for t in SIXTEEN_BITS)}"
     if q.dim[3] != v.dim[3]:
         return f"{q} and {v} have other columns; accepted: as many"
     if k.dim[1] != v.dim[1]:

@@ -104,6 +104,8 @@ FACTS: dict[data_type, TypeFacts] = {
 
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 """Of elements; scales have a type of their own."""
+SIXTEEN_BITS = (data_type.BFLOAT16, data_type.HALF)
+"""Types of floating-point numbers."""
 
 BY_TORCH_NAME = {facts.torch: dtype for dtype, facts in FACTS.items()}
 BY_NUMPY_NAME = {facts.numpy: dtype for dtype, facts in FACTS.items()}

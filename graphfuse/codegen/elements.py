@@ -8,6 +8,7 @@ from graphfuse.codegen import pieces
 from graphfuse.codegen.expressions import expression, rounded
 from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.ops import OPS
 from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.program import DIVIDES, OF_PARTS, SWAP, RowProgram, part_of
 from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, Step
@@ -64,9 +65,14 @@ class Elements:
             return f"l{o.index}"
         return f"held.v{o.index}" if o in self.known and o not in self.plan.packed else f"a{o.index}"
 
-    def pack(self, o: Chain) -> str:
+    def pack(self, o: Chain | Load) -> str:
         """A piece of a packed value."""
-        return f"held.v{o.index}" if o in self.known else f"p{o.index}"
+        if o in self.known:
+            return f"held.{_name(o)}"
+        return f"p{o.index}" if isinstance(o, Chain) else self._read(o)
+
+    def _read(self, o: Load) -> str:
+        return f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
 
     def source(self) -> Iterator[str]:
         """Reads and works them out, and keeps what later phases need."""
@@ -102,10 +108,9 @@ class Elements:
             if o in self.known:
                 yield from self._unpack(o, f"held.{_name(o)}", again=self.plan.unpack_again)
             elif isinstance(o, Load):
-                read = f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
-                yield from self._unpack(o, read)
+                yield from self._unpack(o, self._read(o))
                 if o in kept:
-                    yield f"    held.l{o.index} = {read};"
+                    yield f"    held.l{o.index} = {self._read(o)};"
         if any(o == Column() for loop in loops for k in loop for _, o in self._operands(k)):
             yield "    const float column = float((row.thread + at) * PIECE);"
         arrays = [o for o in self._arrays() if o not in self.known and any(o in loop for loop in loops)]
@@ -119,19 +124,26 @@ class Elements:
                 continue
             yield from self._quotients(loop[0])
             lines = []
-            for o in loop:
+            for o in loop if loop[0] not in self.plan.paired else ():
                 step = self.program.steps[o.index]
                 text = f"quotients{o.index}[i]" if step.op_name in DIVIDES else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
                 lines += [f"a{o.index}[i] = v{o.index};"] * (o in arrays)
                 lines += [f"held.v{o.index}[i] = v{o.index};"] * (o in kept and o not in self.plan.packed)
-            yield from pieces.each(lines)
-            if o in self.plan.packed:
+            yield from pieces.each(lines) if lines else ()
+            if (o := loop[-1]) in self.plan.packed:
                 ctype = self.plan.dtype(o).facts.ctype
-                yield f"    const {packed_type(self.plan, o)} p{o.index} = gf::pack<{ctype}>(a{o.index});"
+                yield f"    const {packed_type(self.plan, o)} p{o.index} = {self._packed(o, ctype)};"
                 yield f"    gf::unpack<{ctype}>(p{o.index}, a{o.index});"
                 if o in kept:
                     yield f"    held.v{o.index} = p{o.index};"
+
+    def _packed(self, o: Chain, ctype: str) -> str:
+        """Packs a value, or makes it of packed ones."""
+        if o not in self.plan.paired:
+            return f"gf::pack<{ctype}>(a{o.index})"
+        operands = ", ".join(self.pack(operand) for _, operand in self._operands(o))
+        return f"{OPS[self.program.steps[o.index].op_name].packed}<{ctype}>({operands})"
 
     def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
         dtype = self.plan.dtype(o)
@@ -146,12 +158,12 @@ class Elements:
 
     @cached_property
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
-        """Steps that are worked out element by element together: up to one that is packed, or divides, a piece at a
-        time."""
+        """Steps that are worked out element by element together: up to one that is packed, paired, or divides, a piece
+        at a time."""
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
-                alone = self._exchanges(o) or self._is_one_a_part(o)
+                alone = self._exchanges(o) or self._is_one_a_part(o) or o in self.plan.paired
                 loops += [[]] * (alone or self.program.steps[o.index].op_name in DIVIDES)
                 loops[-1] = [*loops[-1], o]
                 if alone or o in self.plan.packed:

@@ -11,7 +11,7 @@ from graphfuse.base import settings
 from graphfuse.codegen import addresses, elements, parameters, per_row, phases, ranks, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
-from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.codegen.phase_plan import PhasePlan, is_narrow
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Pick
 
@@ -25,6 +25,8 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "element.cuh"
     if program.indices:
         yield "indices.cuh"
+    if any(map(is_narrow, program.steps)):
+        yield "packed.cuh"
     if program.parts:
         yield "parts.cuh"
     if program.all_pairs or any(view.place.numbers for view in program.inputs):

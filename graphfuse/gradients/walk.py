@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 
 from graphfuse.api import pygraph
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.base.enums import reduction_mode
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.op_graph.freeze import infer
@@ -21,7 +21,6 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import aligned
 from graphfuse.ops.pullback import NoRule, Pullback
 
-_NARROW = (data_type.BFLOAT16, data_type.HALF)
 _CHOOSING = (reduction_mode.MIN, reduction_mode.MAX, reduction_mode.AMAX)
 _OF_INTEGERS = NoRule("what is computed in INT32 has no gradient")
 
@@ -65,7 +64,7 @@ class Walk:
             found = t.value if t.value is not None else self.kept(t)
             if found is None:
                 self._compute(self._producers[t], t)
-                if self.rounds and t.get_data_type() in _NARROW:
+                if self.rounds and t.get_data_type() in SIXTEEN_BITS:
                     self._values[t] = self._rounded(self._values[t], t)
             else:
                 self._values[t] = found

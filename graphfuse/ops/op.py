@@ -93,6 +93,7 @@ class Op:
     cuda: str | None = None  # of a pointwise op: a C++ expression of float with slots {port} and {attribute}
     # Cheaper expressions by the data type that operands have values of and the result is rounded to: of the same bits.
     narrow: Mapping[data_type, str] = field(default_factory=dict)
+    packed: str | None = None  # the same of pieces in a type of 16 bits, as a C++ function of the first two inputs
     cost: Cost | None = None  # what the first takes
     note: str = ""  # how exact that is, where users may want to know
     commutative: bool = False  # the operands may be swapped

@@ -1,5 +1,5 @@
-"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them. What is within a bound is never
-chosen for being beyond it. Bounds that a type has are none."""
+"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them. What is within a bound is not
+replaced for being beyond it. Bounds that a type has are none."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def _chosen(steps: Sequence[AnyStep], step: AnyStep, number: Known) -> Step | No
 
 
 def _range(steps: Sequence[AnyStep], o: Operand, number: Known) -> tuple[float, float]:
-    """What steps bound a value by, if it is no NaN."""
+    """Bounds that steps give a value, if it is no NaN."""
     known = number(o)
     if known is not None and known == known:
         return known, known

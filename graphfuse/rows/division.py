@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.rows.program import BELOW, DIVISOR, NARROW_QUOTIENT, QUOTIENT, REST, of_parts
 from graphfuse.rows.rounding import TypeOf, has_type
 from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Step, renamed
-
-_FEW_BITS = (data_type.BFLOAT16, data_type.HALF)
 
 
 def divided(
@@ -46,7 +44,7 @@ def divided(
 
     def is_narrow(k: int, dividend: Operand) -> bool:
         only_written = Chain(k) in as_fp8 and readers[Chain(k)] == 1
-        few = any(has_type(steps, dividend, dtype, type_of) for dtype in _FEW_BITS)
+        few = any(has_type(steps, dividend, dtype, type_of) for dtype in SIXTEEN_BITS)
         return only_written and few and steps[k].rounded in (None, data_type.BFLOAT16)
 
     for k, old in enumerate(steps):

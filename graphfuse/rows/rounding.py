@@ -1,8 +1,9 @@
 """Roundings that are steps of their own, those that change nothing, and steps whose operands have the type already."""
 
 import math
+import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
@@ -39,14 +40,18 @@ TypeOf = Callable[[Operand], data_type | float | None]
 """Of what no step makes its type, or value if known."""
 
 
-def marked(steps: Sequence[AnyStep], type_of: TypeOf) -> list[AnyStep]:
-    """The steps, marked with what is found."""
+def marked(
+    steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, data_type] = types.MappingProxyType({})
+) -> list[AnyStep]:
+    """The steps, marked with what is found. written: types of values of which all that is seen is how they are written:
+    these steps round to them if they compute with such values, for which there may be cheaper forms."""
     made: list[AnyStep] = []
-    for step in steps:
-        dtype = step.rounded if isinstance(step, Step) else None
+    for k, step in enumerate(steps):
+        dtype = (step.rounded or written.get(Chain(k))) if isinstance(step, Step) else None
         if dtype is not None:
             narrow = all(has_type(made, o, dtype, type_of) for _, o in step.operands)
-            step = replace(step, exact=_chosen(made, step, dtype, type_of), narrow=narrow)
+            if narrow or step.rounded:
+                step = replace(step, rounded=dtype, exact=_chosen(made, step, dtype, type_of), narrow=narrow)
         made.append(step)
     return made
 

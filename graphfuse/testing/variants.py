@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import verify
@@ -33,8 +33,7 @@ ASPECTS = (PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS)
 
 _SMALL = (3, 37)
 _SIZES = (_SMALL, (7, 129), (2, 1031), (1, 1), (1, 65), (33, 1), (5, 32), (17, 100), (2, 257), (100, 3), (129, 31))
-_NARROW = (data_type.BFLOAT16, data_type.HALF)
-_STORED = (*_NARROW, data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.DOUBLE)
+_STORED = (*SIXTEEN_BITS, data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.DOUBLE)
 _PAD = 8  # elements between rows, so that 16-byte accesses of 2-byte types stay possible
 MOST_ELEMENTS = 1 << 15
 """Of a variant's largest tensor: a fiber of the emulator runs each thread."""
@@ -95,18 +94,19 @@ def _kinds(graph: FrozenGraph) -> Mapping[str, Mapping[str, Variation]]:
         for how in _LAYOUTS
         for t in (None, *(wide if len(wide) > 1 else ()))
     }
-    types = {f"all {d.name}": partial(_retyped, to={t.id: d for t in floats}) for d in (*_NARROW, data_type.DOUBLE)}
+    everywhere = (*SIXTEEN_BITS, data_type.DOUBLE)
+    types = {f"all {d.name}": partial(_retyped, to={t.id: d for t in floats}) for d in everywhere}
     types |= {
         f"{t.name} {d.name}": partial(_retyped, to={t.id: d})
         for t in floats
-        for d in (_STORED if t.id in graph.producer else _NARROW)
+        for d in (_STORED if t.id in graph.producer else SIXTEEN_BITS)
     }
     return {
         PLAIN: {"as given": lambda g: g},
         SIZES: {f"sizes {list(e)}": partial(resized, extents=e) for e in _SIZES},
         LAYOUT: layouts if wide else {},
         TYPES: types if floats else {},
-        ROUNDING: {f"rounded to {d.name}": partial(_rounded, to=d) for d in _NARROW} if virtual else {},
+        ROUNDING: {f"rounded to {d.name}": partial(_rounded, to=d) for d in SIXTEEN_BITS} if virtual else {},
         COMPUTE: {"computed in DOUBLE": partial(_computing, to=data_type.DOUBLE)},
         SCALARS: {f"{t.name} {how}": partial(_scalar, which=t.id, how=how) for t in single for how in _SCALARS},
     }

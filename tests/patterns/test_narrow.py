@@ -9,9 +9,7 @@ from graphfuse.rows.program import QUOTIENT
 from support import graphs
 from support.emulation import Planned
 from support.graphs import BF16, FLOAT, HALF, TORCH
-
-EVERY = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(256, 256)
-"""The bits of all numbers of two bytes."""
+from support.packed import EVERY, Packed
 
 
 def planned(draw, dtype=BF16, apart: bool = False, read_as=None) -> Planned:
@@ -43,6 +41,16 @@ def test_tanh_of_every_bfloat16_number(apart):
     hold(made, made.pack["x"].double().tanh().to(torch.bfloat16))
 
 
+@pytest.mark.emulate
+def test_gelu_of_every_bfloat16_number():
+    made = planned(lambda g, x: g.gelu(x))
+    assert "(gf::gelu_of_bf16(" in made.source
+    x = made.pack["x"].double()
+    want = (0.5 * x * torch.special.erfc(-(0.5**0.5) * x)).to(torch.bfloat16)
+    want[x.isneginf()] = -0.0
+    hold(made, want)
+
+
 @pytest.mark.parametrize(
     "draw, types",
     [
@@ -57,6 +65,36 @@ def test_tanh_of_others_is_in_float32(draw, types):
     source = planned(draw, **types).source
     assert "(tanhf(" in source or "= tanhf(" in source
     assert "tanh_of_bf16(v" not in source and "tanh_of_bf16(l" not in source
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("op", ["products", "sums", "differences"])
+@pytest.mark.parametrize("dtype", [BF16, HALF])
+def test_two_elements_an_instruction(dtype, op):
+    case = Packed(op, dtype, "emulator")
+    made = Planned(case.graph, case.pack)
+    assert f"gf::{op}<" in made.source
+    made.run()
+    case.hold()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda g, x, y: g.mul(x, g.sqrt(y)),
+        lambda g, x, y: g.mul(x, 3.0).set_data_type(BF16),
+        lambda g, x, y: g.mul(x, g.reduction(y, mode=reduction_mode.MAX).set_dim([8, 1]).set_data_type(BF16)),
+        lambda g, x, y: g.identity(g.mul(x, y).set_data_type(FLOAT)),
+        lambda g, x, y: g.identity(g.mul(x, y).set_data_type(HALF)),
+    ],
+    ids=["not rounded", "by a number", "by one of a row", "to float32", "to another type"],
+)
+def test_other_products_are_in_float32(draw):
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    x, y = (g.tensor([8, 64], data_type=BF16, name=name) for name in "xy")
+    draw(g, x, y).set_output().set_name("out").set_data_type(BF16)
+    g.reduction(x, mode=reduction_mode.MAX).set_dim([8, 1]).set_output().set_name("most").set_data_type(FLOAT)
+    assert "gf::products" not in Planned(g, {}).source
 
 
 DIVISORS = {30.0: True, -0.1015625: True, 2.0**-14: True, 255 * 2.0**15: True, 2.0**24: False, 0.1: False}

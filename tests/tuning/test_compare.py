@@ -1,5 +1,7 @@
 """What counts as the reference's result, by data type."""
 
+import math
+
 import pytest
 import torch
 
@@ -79,6 +81,25 @@ def test_float32_of_rounded_values_may_differ_by_their_steps():
     want = values(data_type.FLOAT)
     assert difference(data_type.FLOAT, want * (1 + 2**-7), want, rounded=1) is None
     assert "are off" in difference(data_type.FLOAT, want * (1 + 2**-5), want, rounded=1)
+
+
+@pytest.mark.parametrize("dtype", [data_type.FLOAT, data_type.BFLOAT16])
+def test_few_elements_of_rounded_values_may_be_off_by_steps_of_the_largest(dtype):
+    """GELU of -3, and of the bfloat16 number beside it, are so far apart."""
+
+    def found(offsets, rounded=1, size=2_000_000):
+        want = torch.full((size,), 2.0)
+        want[:8] = -0.004
+        got = want.clone()
+        got[: len(offsets)] = want[: len(offsets)] + torch.tensor(offsets)
+        stored = (v.to(TORCH[dtype]).view(torch.uint8) for v in (got, want))
+        return compare.difference(torch, tensor(dtype, (size,), (1,)), *stored, rounded)
+
+    assert found([4e-4, 4e-4]) is None
+    assert "3 of 2000000 elements are off" in found([4e-4] * 3)
+    assert "1 of 2000000 elements are off" in found([0.1])
+    assert "1 of 2000000 elements are off" in found([4e-4], rounded=0)
+    assert "1 of 2000000 elements are off" in found([math.nan])
 
 
 def test_zeros_of_both_signs_are_one():
