@@ -8,10 +8,15 @@ from graphfuse.base.device import Device
 from graphfuse.engines.rows.by_row.knobs import ALL_FIRST, AS_USUAL, READS_LAST, ByRowKnobs
 from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.engines.rows.limits import MAX_THREADS, WARP
+from graphfuse.ops import Cost
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.program import cost_of
+from graphfuse.rows.steps import Chain
 from graphfuse.rows.views import View
 
-READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
+_READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
+_COMPUTED = {Cost.COPY: 0, Cost.ARITHMETIC: 1, Cost.FUNCTION: 8}  # operations of an element; a rounding is one more
+_CROWDED, _MANY_ROWS = 12, 64  # operations by columns, and rows of an SM, from which on reading ahead does not pay
 _SECTOR = 32  # smallest memory transaction in bytes
 # Limits in bytes moved. Up to _CACHED, rows are often in the L2 before and after a kernel: the default eviction. Up to
 # _SMALL, the L2 evicts all rows first. Beyond, it evicts input rows last.
@@ -28,6 +33,10 @@ _AXIS, _CHOSEN = 6, 3  # elements in whose time a row is found along another axi
 _DOUBLED = 0.1  # share of the instructions that each doubling of a row's warps adds
 _MORE_READ = 0.25  # and each input beyond the first
 _SHARED_BLOCK = 1.1  # factor where lanes that share a block compute its scale
+_WIDE = 0.08  # share of the instructions that each doubling of a thread's neighbouring chunks adds
+# Elements in whose time a piece's value of its part of the row is made, of all lanes'. Factor where there are few threads
+# to hide that, of many elements each.
+_PART, _PART_OF_MANY, _MANY_ELEMENTS = 2.0, 1.2, 64
 # What a launch takes on an idle device, counted in elements of a thread:
 _ELEMENT = 141.25  # of one
 _LAUNCH = 10  # to begin and to end
@@ -51,6 +60,21 @@ def eviction(facts: RowFacts) -> int:
 def _rows(facts: RowFacts, view: View) -> int:
     """Rows that a tensor really has. Axes of stride 0, as of a weight for each head, do not count."""
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
+
+
+def pays_ahead(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> bool:
+    """True if it pays to read all before the sum. Where much is computed of columns, and an SM has many rows, it pays
+    more to leave registers for further rows in flight."""
+    facts, plan = split.facts, split.resident_plan(knobs)
+    if any(view.place.numbers for view in facts.program.inputs):  # reads wait for a read
+        return True
+    last = facts.program.last
+    made = (o for o in plan.elements(last) if isinstance(o, Chain) and o not in facts.program.one_a_part)
+    steps = [facts.program.steps[o.index] for o in made]
+    computed = sum(_COMPUTED[cost_of(step)] + (step.rounded is not None) for step in steps)
+    crowded = computed * sum(len(plan.reads(phase, False)) for phase in plan.phases[1:]) > _CROWDED
+    crowded &= facts.rows > _MANY_ROWS * device.sm_count
+    return split.steps(knobs) * split.piece(knobs) in _READ_AHEAD and not crowded
 
 
 def is_usual(knobs: ByRowKnobs) -> bool:
@@ -89,14 +113,18 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     def nanoseconds(knobs: ByRowKnobs) -> float:
         threads, piece, resident = knobs.threads_per_row, split.piece(knobs), split.resident(knobs)
         elements = split.steps(knobs) * piece if resident else facts.columns / threads * phases
-        instructions = each * threads * (start + elements) * (1 + _DOUBLED * max(0.0, math.log2(threads / WARP)))
-        instructions *= 1 + _MORE_READ * more
+        parts = _PART * len(program.parts) * elements / piece
+        instructions = each * threads * (start + elements + parts)
+        instructions *= (1 + _DOUBLED * max(0.0, math.log2(threads / WARP))) * (1 + _MORE_READ * more)
+        instructions *= 1 + _WIDE * math.log2(knobs.chunks)
+        if program.parts and elements > _MANY_ELEMENTS:
+            instructions *= _PART_OF_MANY
         if piece < block:
             instructions *= _SHARED_BLOCK
         moved = (whole if resident else again) / _BYTES
         ctas = threads / knobs.threads
         busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
-        idle = _LAUNCH + elements * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
+        idle = _LAUNCH + (elements + parts) * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
         idle += (_ROUND + (_MEETING if program.groups else 0)) * math.log2(threads)
         idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)
         idle += _CTA_WARP * knobs.threads / WARP

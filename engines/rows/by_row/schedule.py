@@ -7,7 +7,7 @@ from typing import ClassVar
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Launch, ProblemClass
-from graphfuse.engines.rows.by_row.cost import READ_AHEAD, cost, eviction, is_usual
+from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, pays_ahead
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import MOST_CHUNKS, legal, malformed, may_read_ahead, unfit
 from graphfuse.engines.rows.by_row.split import ByRowSplit
@@ -54,13 +54,12 @@ class ByRow(Schedule[ByRowKnobs]):
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split, every = ByRowSplit.of(facts), self.legal(facts, device)
-        indexed = any(view.place.numbers for view in facts.program.inputs)  # reads wait for a read
 
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
             """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are
             resident."""
-            pays = indexed or split.steps(knobs) * split.piece(knobs) in READ_AHEAD
-            return replace(knobs, ahead=1) if pays and may_read_ahead(split, knobs) else knobs
+            pays = may_read_ahead(split, knobs) and pays_ahead(split, knobs, device)
+            return replace(knobs, ahead=1) if pays else knobs
 
         ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=cost(split, device))
         found = ranked[:PROPOSED]
