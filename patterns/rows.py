@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.contract.engine import No
-from graphfuse.contract.match import Match, Pattern, convex, single
-from graphfuse.op_graph.ir import FrozenGraph
+from graphfuse.contract.match import Match, Pattern, Region, convex, neighbours, single
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
@@ -54,7 +54,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
     def grown(out: frozenset[int]) -> Iterator[frozenset[int]]:
         def may_join(i: int, inside: frozenset[int]) -> bool:
-            return i not in out and Matched(axes, inside, ROLES).take(i)
+            return i not in out and Matched(axes, inside, ROLES).why_not(i) is None
 
         around = convex(graph, core, may_join)
         yield convex(graph, around, may_join, axes.whole)
@@ -101,4 +101,20 @@ def described(match: Match, axes: Axes) -> RowFacts | No:
     return RowFacts(match.anchor.name, extents, axes.width, program)
 
 
-PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow)
+def apart(region: Region, others: frozenset[int]) -> str | None:
+    """Reason why those of `others` that are next to a region are not in it."""
+    anchor = next(node for node in region.subgraph.nodes if node.name == region.facts.node)
+    return apart_on(ROLES[anchor.op_name].axes(region.subgraph.graph, anchor), region.subgraph, others)
+
+
+def apart_on(axes: Axes, inside: Subgraph, others: frozenset[int]) -> str | None:
+    """Answer of ``apart`` for nodes on rows along these axes."""
+    graph, matched = inside.graph, Matched(axes, frozenset(inside.node_ids), ROLES)
+    found = sorted(others & neighbours(graph, matched.inside, axes.whole))
+    if not found:
+        return f"they pass nothing on, and what both read has not all {axes}"
+    reasons = ((graph.nodes[i], matched.why_not(i)) for i in found)
+    return next((f"{node} {why}" for node, why in reasons if why is not None), None)
+
+
+PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow, apart)
