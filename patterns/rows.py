@@ -41,7 +41,8 @@ class RowFacts:
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
-    comes before; without what comes after. Each with what only reads the same rows, and without.
+    comes before; without what comes after. Each with what only reads the same rows, without, and without what ends in
+    other nodes.
     What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
     product or another op that works on no rows, up to which the first does not come. Around
     quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
@@ -57,8 +58,10 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
             return i not in out and Matched(axes, inside, ROLES).why_not(i) is None
 
         around = convex(graph, core, may_join)
-        yield convex(graph, around, may_join, axes.whole)
+        wide = convex(graph, around, may_join, axes.whole)
+        yield wide
         yield around
+        yield _without_ends(graph, wide)
 
     if role.alone:
         yield from grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
@@ -74,6 +77,17 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
         yield from grown(excluded)
     yield core
+
+
+def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
+    """The set without pointwise nodes and moves that others alone read, whose these may be."""
+    for i in sorted(nodes, reverse=True):
+        node = graph.nodes[i]
+        made = [t for _, t in node.outputs]
+        ends = all(graph.tensors[t].virtual and nodes.isdisjoint(graph.consumers.get(t, ())) for t in made)
+        if ends and not ROLES[node.op_name].starts:
+            nodes -= {i}
+    return nodes
 
 
 def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:

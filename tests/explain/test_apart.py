@@ -56,10 +56,15 @@ SPLITS = {
         _adaptive,
         "reduces [4, 16, 128] to [4, 1, 128]; of rows along axis 2 of [4, 16, 128] a kernel makes one value each",
     ),
-    "bytes": Split(
+    "two kernels for three kinds of gradients": Split(
         {"x": [4, 16, 128], "w": [4, 1, 128], "b": [4, 1, 128]},
         _adaptive_by_nodes,
-        "would save 233472 bytes; no choice with it saves more than what is chosen",
+        "reduction.0, sub.0, mul.1, mul.2, reduction.1 without add.0, mul.0, layernorm_backward.0: node 'layernorm_b",
+    ),
+    "bytes": Split(
+        {"x": ROWS} | {f"w{n}": WEIGHT for n in range(6)},
+        _norms,
+        "bytes; no choice with it saves more than what is chosen",
     ),
     "sums over other axes": Split(
         {"scores": [2, 4, 16, 128], "mask": [2, 1, 16, 128]},

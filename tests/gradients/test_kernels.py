@@ -104,6 +104,13 @@ BLOCKS = {
     "add, rmsnorm": Block(
         {"x": WHOLE, "residual": WHOLE, "w": WEIGHT}, _add_norm, _exact_add_norm, ("x", "residual", "w")
     ),
+    "softmax of a norm, gated": Block(
+        {"x": WHOLE, "w": WEIGHT},
+        lambda g, t: [g.mul(g.softmax(g.rmsnorm(t["x"], t["w"], EPS, norm_forward_phase=INFERENCE)[0]), t["x"])],
+        lambda x, w: ((functional.rms_norm(x, (COLUMNS,), eps=EPS) * w).softmax(1) * x,),
+        ("x", "w"),
+        backward=2,
+    ),
     "adalayernorm": Block(
         {"x": (3, 5, COLUMNS), "w": (3, 1, COLUMNS), "b": (3, 1, COLUMNS)},
         _adaptive,
