@@ -91,14 +91,10 @@ def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
 
 
 def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
-    """The nodes that need one of `norms` by way of ops that may work on rows."""
-    waiting, found = list(norms), set()
-    while waiting:
-        made = (t for _, t in graph.nodes[waiting.pop()].outputs)
-        readers = {i for t in made for i in graph.consumers.get(t, ())} - found
-        found |= readers
-        waiting += [i for i in readers if graph.nodes[i].op_name in ROLES]
-    return frozenset(found)
+    """The nodes that need one of `norms` by way of ops that may work on rows alone, so that they can follow it."""
+    below = graph.below(t for i in norms for _, t in graph.nodes[i].outputs)
+    others = {i for i in below if graph.nodes[i].op_name not in ROLES}
+    return frozenset(below - others - graph.below(t for i in others for _, t in graph.nodes[i].outputs))
 
 
 def facts(match: Match) -> RowFacts | No:
