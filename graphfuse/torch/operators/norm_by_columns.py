@@ -8,8 +8,9 @@ the sum of squared distances from the mean of all, made of those from the rank's
 The second graph makes a rank's own part of a sum again and adds the rest to it, where nothing else in it is a sum: it
 has x at hand, and engines fuse what is around a reduction.
 
-Backward's rules go up to the normalized values. The formula of their gradient stands here: the rule of a norm makes it
-of all of a row at once, and those of its steps would cube the inverse RMS, out of the range of float32.
+Backward is by rule up to the normalized values. The formula of their gradient stands here: the rule of a norm is of
+whole rows, and those of its steps cube the inverse RMS, which float32 may not hold, and make the second sum of a layer
+norm from the first of all ranks.
 """
 
 import functools
