@@ -16,6 +16,10 @@ class Axes:
     columns: tuple[int, ...]
     sums: bool  # whether the node that they are of makes sums over rows, beside which nothing else is reduced
 
+    def __str__(self) -> str:
+        axes = ", ".join(map(str, self.columns))
+        return f"rows along {'axes' if len(self.columns) > 1 else 'axis'} {axes} of {list(self.dim)}"
+
     def tensor(self, t: TensorId) -> FrozenTensor:
         """A tensor of the graph, one of lower rank with leading axes of extent 1. One with an axis for parts of rows,
         and one for their columns, has both as one, which is as long as there are parts where columns are `shared`."""

@@ -7,7 +7,8 @@ Rows run along the axis in which the elements of what is made touch in memory.
 from collections.abc import Iterator
 
 from graphfuse.contract.engine import No
-from graphfuse.contract.match import Match, Pattern, convex, single
+from graphfuse.contract.match import Match, Pattern, Region, convex, single
+from graphfuse.op_graph.ir import FrozenGraph, Node
 from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
@@ -16,21 +17,21 @@ from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 
 
-def _axes(match: Match) -> Axes:
-    """Rows and columns of what the node makes that the match starts from."""
-    _, made = match.anchor.outputs[0]
-    t = match.graph.tensors[made]
+def _axes(graph: FrozenGraph, anchor: Node) -> Axes:
+    """Rows and columns of what the node makes that a match starts from."""
+    _, made = anchor.outputs[0]
+    t = graph.tensors[made]
     last = len(t.dim) - 1
-    return Axes(match.graph, t.dim, (last if t.packed_axis is None else t.packed_axis,), False)
+    return Axes(graph, t.dim, (last if t.packed_axis is None else t.packed_axis,), False)
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All pointwise nodes of its rows around the node of a match, or where that is a product, around one that reads
     it."""
-    graph, axes = match.graph, _axes(match)
+    graph, axes = match.graph, _axes(match.graph, match.anchor)
 
     def may_join(index: int, inside: frozenset[int]) -> bool:
-        return graph.nodes[index].op.pointwise and Matched(axes, inside, ROLES).take(index)
+        return graph.nodes[index].op.pointwise and Matched(axes, inside, ROLES).why_not(index) is None
 
     made, is_pointwise = match.anchor.outputs[0][1], match.anchor.op.pointwise
     for node in match.subgraph.node_ids if is_pointwise else graph.consumers.get(made, ()):
@@ -39,10 +40,16 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
 
 def facts(match: Match) -> rows.RowFacts | No:
-    return rows.described(match, _axes(match))
+    return rows.described(match, _axes(match.graph, match.anchor))
 
 
-PATTERN = Pattern("behind", tuple(map(single, (*PRODUCTS, "sdpa"))), facts, grow)
+def apart(region: Region, others: frozenset[int]) -> str | None:
+    graph = region.subgraph.graph
+    anchor = next(node for node in graph.nodes if node.name == region.facts.node)
+    return rows.apart_on(_axes(graph, anchor), region.subgraph, others)
 
-ALONE = Pattern("pointwise", tuple(single(name) for name, op in OPS.items() if op.pointwise), facts, grow)
+
+PATTERN = Pattern("behind", tuple(map(single, (*PRODUCTS, "sdpa"))), facts, grow, apart)
+
+ALONE = Pattern("pointwise", tuple(single(name) for name, op in OPS.items() if op.pointwise), facts, grow, apart)
 """Not among those that every graph is planned with: a graph of norms has no use of it."""

@@ -19,21 +19,39 @@ MOST_NORMS = 4
 read again, with all that was added to them on the way."""
 
 
+def _of_type(node: Node) -> str:
+    return f"computes in {node.compute.name}; accepted: FLOAT"
+
+
+def _not_whole(matched: Matched, node: Node) -> str:
+    return f"reads {matched.graph.tensors[node.input('input')]}, which has not all {matched.axes}"
+
+
+def _too_early(matched: Matched, t: TensorId) -> str:
+    return f"needs {matched.graph.tensors[t]}, which is not known before all rows are done"
+
+
 class Computing(Role):
     """A node whose inputs broadcast to the rows."""
 
-    def joins(self, matched: Matched, node: Node) -> bool:
-        axes = matched.axes
-        if node.compute is not data_type.FLOAT or not all(axes.fits(t) for _, t in node.inputs):
-            return False
-        if any(matched.ended(t) or axes.shared(t) and t not in axes.graph.producer for _, t in node.inputs):
-            return False
-        if any(matched.readers(t) and self.ends(axes, node, t) for _, t in node.outputs):
-            return False
-        return self.suits(matched, node)
+    def why_not(self, matched: Matched, node: Node) -> str | None:
+        axes, graph = matched.axes, matched.graph
+        if node.compute is not data_type.FLOAT:
+            return _of_type(node)
+        for t in (t for _, t in node.inputs):
+            if not axes.fits(t):
+                return f"reads {graph.tensors[t]}, which does not broadcast to {axes}"
+            if matched.ended(t):
+                return _too_early(matched, t)
+            if axes.shared(t) and t not in graph.producer:
+                return f"reads {graph.tensors[t]} from memory, one value a part of a row"
+        for t in (t for _, t in node.outputs):
+            if matched.readers(t) and self.ends(axes, node, t):
+                return f"makes {graph.tensors[t]} of all rows, before they can go on"
+        return self.unfit(matched, node)
 
-    def suits(self, matched: Matched, node: Node) -> bool:
-        """True if a node may join whose inputs are values of matched nodes, or in memory."""
+    def unfit(self, matched: Matched, node: Node) -> str | None:
+        """Why a node may not join whose inputs are values of matched nodes, or in memory; None if it may."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
@@ -43,14 +61,15 @@ class Computing(Role):
 class Pointwise(Computing):
     """A node that makes an element of one element of each input."""
 
-    def suits(self, matched: Matched, node: Node) -> bool:
+    def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, output = matched.axes, node.output("output")
         if not axes.fits(output) or axes.repeated(output):
-            return False
+            return f"makes {matched.graph.tensors[output]}, which does not broadcast to {axes}"
         # What is the same for all rows can be worked out by each of them, but not written by one.
         dim = axes.tensor(output).dim
         varies = any(dim[axis] != 1 for axis in axes.axes) or all(axes.dim[axis] == 1 for axis in axes.axes)
-        return varies or matched.kept(output)
+        same = f"makes {matched.graph.tensors[output]}, the same for all rows, of which none writes it"
+        return None if varies or matched.kept(output) else same
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         operands = tuple((port, values.operand(t)) for port, t in node.inputs)
@@ -61,10 +80,12 @@ class Pointwise(Computing):
 class Parting(Pointwise):
     """A node that gives rows an axis for their parts, or takes it from them."""
 
-    def suits(self, matched: Matched, node: Node) -> bool:
+    def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, x, output = matched.axes, node.input("input"), node.output("output")
         is_of_parts = axes.parted(x) is not axes.parted(output)
-        return is_of_parts and axes.tensor(x).dim == axes.tensor(output).dim and super().suits(matched, node)
+        if is_of_parts and axes.tensor(x).dim == axes.tensor(output).dim:
+            return super().unfit(matched, node)
+        return "does not divide rows along the last axis into parts"
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
@@ -77,12 +98,12 @@ class Parting(Pointwise):
 class Numbering(Pointwise):
     """A node that makes of each element the number of its column."""
 
-    def suits(self, matched: Matched, node: Node) -> bool:
-        axes = matched.axes
-        if axes.parted(node.input("input")):
-            return False
-        axis = node.attribute("axis") - len(axes.graph.tensors[node.input("input")].dim) + len(axes.dim)
-        return axes.columns == (axis,) and super().suits(matched, node)
+    def unfit(self, matched: Matched, node: Node) -> str | None:
+        axes, x = matched.axes, node.input("input")
+        axis = node.attribute("axis") - len(axes.graph.tensors[x].dim) + len(axes.dim)
+        if axes.parted(x) or axes.columns != (axis,):
+            return f"numbers elements along axis {axis}, and not the columns of {axes}"
+        return super().unfit(matched, node)
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         output = node.output("output")
@@ -115,10 +136,18 @@ class Expanding(Computing):
         shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
         return self.expansion.columns(shapes, dict(node.attributes))
 
-    def suits(self, matched: Matched, node: Node) -> bool:
+    def unfit(self, matched: Matched, node: Node) -> str | None:
         axes = matched.axes
-        norms = sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside)
-        return norms < MOST_NORMS and (self._part(axes, node) > 0 or self.axes(axes.graph, node) == axes)
+        if sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside) >= MOST_NORMS:
+            return f"is a norm or softmax more than the {MOST_NORMS} that a kernel has"
+        own = self.axes(axes.graph, node)
+        if self._part(axes, node) > 0 or own == axes:
+            return None
+        if own is None or str(own) != str(axes):
+            return f"works on {own}, and they on {axes}"
+        if own.sums:
+            return "makes gradients of a norm, with sums over all rows, which no kernel does beside a norm or softmax"
+        return "is a norm or softmax, which no kernel has beside gradients of a norm, with sums over all rows"
 
     def _part(self, axes: Axes, node: Node) -> int:
         """Columns of a part, where parts are what a node reduces; 0 where it is rows."""
@@ -150,9 +179,10 @@ class Drawing(Expanding):
 
     alone = True
 
-    def suits(self, matched: Matched, node: Node) -> bool:
+    def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, dim = matched.axes, matched.graph.tensors[node.input("input")].dim
-        return dim == axes.dim and self.columns(axes.graph, node, dim) == axes.columns
+        of_all = dim == axes.dim and self.columns(axes.graph, node, dim) == axes.columns
+        return None if of_all else f"draws a number for each element of {list(dim)}, and they work on {axes}"
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return False
@@ -172,15 +202,17 @@ class Reducing(Computing):
         known = (rows or len(columns) == 1) and all(dim[axis] for axis in columns)
         return columns if known and columns and REDUCTIONS[node.attribute("mode")].in_rows else None
 
-    def suits(self, matched: Matched, node: Node) -> bool:
-        axes, mode = matched.axes, node.attribute("mode")
+    def unfit(self, matched: Matched, node: Node) -> str | None:
+        axes, mode, made = matched.axes, node.attribute("mode"), matched.graph.tensors[node.output("output")]
         if not axes.whole(node.input("input")) and not self._reduces_parts(axes, node):
-            return False
+            return _not_whole(matched, node)
         if self.reduces(axes, node) or self._reduces_parts(axes, node):
-            return REDUCTIONS[mode].in_rows
-        if self._adds_rows(axes, node):
-            return True
-        return mode is reduction_mode.AMAX and all(e == 1 for e in axes.graph.tensors[node.output("output")].dim)
+            return None if REDUCTIONS[mode].in_rows else f"reduces rows by {mode.name}, which no kernel does"
+        if self._adds_rows(axes, node) or mode is reduction_mode.AMAX and all(e == 1 for e in made.dim):
+            return None
+        return (
+            f"reduces {list(axes.dim)} to {list(made.dim)}; of {axes} a kernel makes one value each, or sums over all"
+        )
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return axes.graph.tensors[node.output("output")].dim == axes.per_row
@@ -218,8 +250,8 @@ class Quantizing(Computing):
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         return (node.attribute("axis"),)
 
-    def suits(self, matched: Matched, node: Node) -> bool:
-        return matched.axes.whole(node.input("input"))
+    def unfit(self, matched: Matched, node: Node) -> str | None:
+        return None if matched.axes.whole(node.input("input")) else _not_whole(matched, node)
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
@@ -242,11 +274,13 @@ class Turning(Role):
 
     starts = alone = True
 
-    def joins(self, matched: Matched, node: Node) -> bool:
-        x = node.input("input")
-        if node.compute is not data_type.FLOAT or not matched.axes.last or not self.is_of_rows(matched.axes, node, x):
-            return False
-        return not matched.ended(x)
+    def why_not(self, matched: Matched, node: Node) -> str | None:
+        axes, x = matched.axes, node.input("input")
+        if node.compute is not data_type.FLOAT:
+            return _of_type(node)
+        if not axes.last or not self.is_of_rows(axes, node, x):
+            return _not_whole(matched, node)
+        return _too_early(matched, x) if matched.ended(x) else None
 
     def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
         """True if a tensor has all rows; or their parts, whose neighbouring columns are those of rows."""
@@ -268,9 +302,11 @@ class Turning(Role):
 class Rotating(Turning):
     """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
 
-    def joins(self, matched: Matched, node: Node) -> bool:
+    def why_not(self, matched: Matched, node: Node) -> str | None:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
-        return super().joins(matched, node) and not any(matched.role(n).regular for n in made)
+        if any(matched.role(n).regular for n in made):
+            return f"reads cosines and sines that {made[0]} computes"
+        return super().why_not(matched, node)
 
     def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
         return axes.whole(x)

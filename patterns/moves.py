@@ -14,17 +14,23 @@ from graphfuse.patterns.role import Matched, Role
 from graphfuse.patterns.values import Values
 from graphfuse.rows.views import RankGroup
 
+_NOT_WRITTEN = "is given no whole rows that they write"
+
 
 class Move(Role):
     """A move of rows from memory to the nodes that read its output, which is not written."""
 
-    def joins(self, matched: Matched, node: Node) -> bool:
-        made = node.output("output")
+    def why_not(self, matched: Matched, node: Node) -> str | None:
+        made, graph = node.output("output"), matched.graph
         readers = matched.readers(made)
-        if not readers or not matched.kept(made) or any(matched.made_by(t) for _, t in node.inputs):
-            return False
-        accepted = (matched.role(reader).accepts(reader, made, self) for reader in readers)
-        return all(accepted) and self.suits(matched.axes, node)
+        if not readers or any(matched.made_by(t) for _, t in node.inputs):
+            return "moves what they write: a kernel reads moved rows, and writes them where a node behind it says"
+        if not matched.kept(made):
+            return f"makes {graph.tensors[made]}, which is written, or others read it"
+        other = next((n for n in readers if not matched.role(n).accepts(n, made, self)), None)
+        if other is not None or not self.suits(matched.axes, node):
+            return f"makes {graph.tensors[made]}, which {other or 'the kernel'} does not read as {matched.axes}"
+        return None
 
     def suits(self, axes: Axes, node: Node) -> bool:
         """True if the rows are those of the match, or what readers take in their place."""
@@ -71,11 +77,12 @@ class GatheringRanks(Role):
 
     starts = alone = True
 
-    def joins(self, matched: Matched, node: Node) -> bool:
+    def why_not(self, matched: Matched, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
         if matched.made_by(x) is None or matched.made_by(node.input("peers")) is not None or axes.sums:
-            return False
-        return axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
+            return _NOT_WRITTEN
+        fit = axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
+        return None if fit else _NOT_WRITTEN
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
@@ -105,11 +112,12 @@ class Slicing(Move):
 
     regular = False
 
-    def joins(self, matched: Matched, node: Node) -> bool:
+    def why_not(self, matched: Matched, node: Node) -> str | None:
         if matched.made_by(node.input("input")) is None:
-            return super().joins(matched, node)
+            return super().why_not(matched, node)
         written = all(isinstance(matched.role(n), Scattering) for n in matched.readers(node.output("output")))
-        return written and self.cut(matched.axes, node) is not None and not matched.ended(node.input("input"))
+        fit = written and self.cut(matched.axes, node) is not None and not matched.ended(node.input("input"))
+        return None if fit else "is no slice along one axis of rows that they write"
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True
@@ -141,14 +149,14 @@ class Scattering(Role):
 
     starts = alone = True
 
-    def joins(self, matched: Matched, node: Node) -> bool:
+    def why_not(self, matched: Matched, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
         made_by = matched.made_by(x)
         if made_by is None or matched.made_by(node.input("index")) is not None or not axes.last:
-            return False
+            return _NOT_WRITTEN
         role = matched.role(made_by)
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
-        return sliced or (axes.whole(x) and not matched.ended(x))
+        return None if sliced or (axes.whole(x) and not matched.ended(x)) else _NOT_WRITTEN
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True

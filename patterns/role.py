@@ -34,8 +34,8 @@ class Role:
         sums = any(port.over_rows for port in node.op.outputs)
         return None if columns is None else Axes(graph, dim, columns, sums)
 
-    def joins(self, matched: "Matched", node: Node) -> bool:
-        """True if a node may join a match."""
+    def why_not(self, matched: "Matched", node: Node) -> str | None:
+        """Why a node may not join a match, of which it is "they" in words that follow its name; None if it may."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
@@ -77,10 +77,10 @@ class Matched:
     def role(self, node: Node) -> Role:
         return self.roles[node.op_name]
 
-    def take(self, index: int) -> bool:
-        """True if a node may join."""
+    def why_not(self, index: int) -> str | None:
+        """Why a node may not join; None if it may."""
         node = self.graph.nodes[index]
-        return node.op_name in self.roles and self.role(node).joins(self, node)
+        return self.role(node).why_not(self, node) if node.op_name in self.roles else "is no operation on rows"
 
     def made_by(self, t: TensorId) -> Node | None:
         """The matched node that makes a tensor."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.contract.engine import No
-from graphfuse.contract.match import Match, Pattern, convex, single
-from graphfuse.op_graph.ir import FrozenGraph
+from graphfuse.contract.match import Match, Pattern, Region, convex, neighbours, single
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
 from graphfuse.patterns.role import Matched
@@ -41,7 +41,8 @@ class RowFacts:
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
-    comes before; without what comes after. Each with what only reads the same rows, and without.
+    comes before; without what comes after. Each with what only reads the same rows, without, and without what ends in
+    other nodes.
     What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
     product or another op that works on no rows, up to which the first does not come. Around
     quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
@@ -54,11 +55,13 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
     def grown(out: frozenset[int]) -> Iterator[frozenset[int]]:
         def may_join(i: int, inside: frozenset[int]) -> bool:
-            return i not in out and Matched(axes, inside, ROLES).take(i)
+            return i not in out and Matched(axes, inside, ROLES).why_not(i) is None
 
         around = convex(graph, core, may_join)
-        yield convex(graph, around, may_join, axes.whole)
+        wide = convex(graph, around, may_join, axes.whole)
+        yield wide
         yield around
+        yield _without_ends(graph, wide)
 
     if role.alone:
         yield from grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
@@ -76,15 +79,22 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     yield core
 
 
+def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
+    """The set without pointwise nodes and moves that others alone read, whose these may be."""
+    for i in sorted(nodes, reverse=True):
+        node = graph.nodes[i]
+        made = [t for _, t in node.outputs]
+        ends = all(graph.tensors[t].virtual and nodes.isdisjoint(graph.consumers.get(t, ())) for t in made)
+        if ends and not ROLES[node.op_name].starts:
+            nodes -= {i}
+    return nodes
+
+
 def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
-    """The nodes that need one of `norms` by way of ops that may work on rows."""
-    waiting, found = list(norms), set()
-    while waiting:
-        made = (t for _, t in graph.nodes[waiting.pop()].outputs)
-        readers = {i for t in made for i in graph.consumers.get(t, ())} - found
-        found |= readers
-        waiting += [i for i in readers if graph.nodes[i].op_name in ROLES]
-    return frozenset(found)
+    """The nodes that need one of `norms` by way of ops that may work on rows alone, so that they can follow it."""
+    below = graph.below(t for i in norms for _, t in graph.nodes[i].outputs)
+    others = {i for i in below if graph.nodes[i].op_name not in ROLES}
+    return frozenset(below - others - graph.below(t for i in others for _, t in graph.nodes[i].outputs))
 
 
 def facts(match: Match) -> RowFacts | No:
@@ -101,4 +111,20 @@ def described(match: Match, axes: Axes) -> RowFacts | No:
     return RowFacts(match.anchor.name, extents, axes.width, program)
 
 
-PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow)
+def apart(region: Region, others: frozenset[int]) -> str | None:
+    """Reason why those of `others` that are next to a region are not in it."""
+    anchor = next(node for node in region.subgraph.nodes if node.name == region.facts.node)
+    return apart_on(ROLES[anchor.op_name].axes(region.subgraph.graph, anchor), region.subgraph, others)
+
+
+def apart_on(axes: Axes, inside: Subgraph, others: frozenset[int]) -> str | None:
+    """Answer of ``apart`` for nodes on rows along these axes."""
+    graph, matched = inside.graph, Matched(axes, frozenset(inside.node_ids), ROLES)
+    found = sorted(others & neighbours(graph, matched.inside, axes.whole))
+    if not found:
+        return f"they pass nothing on, and what both read has not all {axes}"
+    reasons = ((graph.nodes[i], matched.why_not(i)) for i in found)
+    return next((f"{node} {why}" for node, why in reasons if why is not None), None)
+
+
+PATTERN = Pattern("rows", tuple(single(name) for name, role in ROLES.items() if role.starts), facts, grow, apart)

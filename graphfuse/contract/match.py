@@ -120,13 +120,15 @@ class Pattern:
     """A named template, and the function that turns a match into frozen facts, or returns No.
 
     template: one template, or several alternatives. facts: called with each Match. grow: returns the sets of nodes (by
-    index) to take for a match of a template; each is tried in turn.
+    index) to take for a match of a template; each is tried in turn. apart: says, for explanations, why a region of this
+    pattern takes none of some other nodes; None where it does not know.
     """
 
     name: str
     template: Template | tuple[Template, ...]
     facts: Callable[[Match], object]
     grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
+    apart: "Callable[[Region, frozenset[int]], str | None] | None" = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def convex(
     or, if joins_readers(tensor), read the same one."""
     grown = frozenset(inside)
     while True:
-        for index in sorted(_neighbours(graph, grown, joins_readers)):
+        for index in sorted(neighbours(graph, grown, joins_readers)):
             wider = grown | {index}
             if may_join(index, grown) and _is_convex(graph, wider):
                 grown = wider
@@ -201,7 +203,8 @@ def convex(
             return grown
 
 
-def _neighbours(graph: FrozenGraph, nodes: frozenset[int], joins_readers: Callable[[TensorId], bool]) -> set[int]:
+def neighbours(graph: FrozenGraph, nodes: frozenset[int], joins_readers: Callable[[TensorId], bool]) -> set[int]:
+    """The nodes next to `nodes`, as of ``convex``."""
     read = {t for index in nodes for _, t in graph.nodes[index].inputs}
     shared = {t for t in read if joins_readers(t)} | {t for index in nodes for _, t in graph.nodes[index].outputs}
     found = {graph.producer[t] for t in read if t in graph.producer}

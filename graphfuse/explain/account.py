@@ -58,6 +58,15 @@ class RegionEntry:
 
 
 @dataclass(frozen=True)
+class ApartEntry:
+    """Two regions, by number, that are not one. why: what keeps the first, "they", from it."""
+
+    region: int
+    other: int
+    why: str
+
+
+@dataclass(frozen=True)
 class MatchEntry:
     """Nodes that a pattern matches. why: what keeps it from describing them; None if it does."""
 
@@ -107,6 +116,7 @@ class Account:
     shown: index of the plan that `regions` and `notes` are of: the selected one, else the first that may be used; None
         if there is none.
     regions: in the order in which they run.
+    apart: why they are several: of each two that pass a tensor on or read the same.
     rank: what decided between engines for these.
     left_out: why installed plug-ins are not used, a line each.
     """
@@ -123,6 +133,7 @@ class Account:
     plans: tuple[PlanEntry, ...]
     shown: int | None
     regions: tuple[RegionEntry, ...]
+    apart: tuple[ApartEntry, ...]
     rank: str
     left_out: tuple[str, ...]
     notes: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 from graphfuse.explain.account import (
     Account,
+    ApartEntry,
     MatchEntry,
     ModeEntry,
     NodeEntry,
@@ -12,7 +13,7 @@ from graphfuse.explain.account import (
 )
 from graphfuse.explain.explanation import Explanation
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
-from graphfuse.planning import plan, traffic
+from graphfuse.planning import apart, plan, traffic
 from graphfuse.planning.plan import Part
 from graphfuse.planning.planner import Planner
 from graphfuse.tuned_tables.ranking import rank
@@ -37,6 +38,7 @@ def explained(planner: Planner) -> Explanation:
         plans=tuple(_plan(planner, i, p) for i, p in enumerate(planner.plans)),
         shown=shown,
         regions=() if shown is None else tuple(_region(part) for part in planner.at(shown).parts),
+        apart=() if shown is None else _apart(planner, planner.at(shown)),
         rank="" if shown is None else _rank(planner, planner.at(shown)),
         left_out=tuple(planner.left_out),
         notes=() if shown is None else planner.at(shown).notes,
@@ -61,6 +63,11 @@ def _region(part: Part) -> RegionEntry:
     fused = part.engine.facts is not Subgraph
     moved = traffic.fused(subgraph) if fused else traffic.apart(subgraph)
     return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, moved)
+
+
+def _apart(planner: Planner, p: plan.Plan) -> tuple[ApartEntry, ...]:
+    known = apart.Known(planner.graph, planner.registry.patterns, planner.regions, planner.declined, planner.proposals)
+    return tuple(ApartEntry(a.part, a.other, a.why) for a in known.apart(p.parts))
 
 
 def _rank(planner: Planner, p: plan.Plan) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.base.wording import counted
-from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
+from graphfuse.explain.account import Account, ApartEntry, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
 from graphfuse.planning.traffic import Traffic
 
 
@@ -36,6 +36,8 @@ def sections(account: Account) -> Iterator[tuple[str, list[str]]]:
     yield f"plans ({len(account.plans)})", [_plan(p) for p in account.plans] or ["none"]
     if account.selected is not None:
         yield "chosen", _chosen(account, account.selected)
+    if account.apart:
+        yield f"why plan {account.shown} has {len(account.regions)} parts", [_apart(account, a) for a in account.apart]
     if account.shown is not None:
         moved = f"{_moved(account.after)}; one kernel a node: {_moved(account.before)}"
         yield f"bytes moved by plan {account.shown}", [moved]
@@ -69,6 +71,11 @@ def _region(account: Account, r: RegionEntry) -> str:
     saved = sum(account.nodes[i].traffic.total for i in r.nodes) - r.traffic.total
     how = f"fused, pattern {r.pattern}, saves {saved} bytes" if r.fused else "node by node"
     return f"{r.knobs} runs {account.names(r.nodes)} ({how})" + (f"; knobs: {r.why}" if r.why else "")
+
+
+def _apart(account: Account, a: ApartEntry) -> str:
+    one, other = (account.names(account.regions[n].nodes) for n in (a.region, a.other))
+    return f"{one} without {other}: {a.why}"
 
 
 def _moved(t: Traffic) -> str:

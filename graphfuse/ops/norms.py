@@ -94,8 +94,14 @@ def _with_statistics(p: Pullback, dx: object | None) -> object:
     return functools.reduce(g.add, found)
 
 
-def gradients(backward: str, *statistics: str, **attributes: Callable[[Pullback], object]) -> dict[str, Rule]:
-    """Rules of a norm that an op of the table makes from grad, input, scale and statistics."""
+def gradients(
+    backward: str, *statistics: str, sums: bool = True, **attributes: Callable[[Pullback], object]
+) -> dict[str, Rule]:
+    """Rules of a norm that an op of the table makes from grad, input, scale and statistics.
+
+    sums: whether that op makes those of scale and bias, too, so that they are one kernel with that of input; else they
+    are summed to the shapes of these like any other.
+    """
 
     def draw(p: Pullback) -> dict[str, object]:
         given = {"scale": p.get("scale")} | {name: p[name] for name in statistics}
@@ -103,19 +109,18 @@ def gradients(backward: str, *statistics: str, **attributes: Callable[[Pullback]
         made = getattr(p.graph, backward)(p.whole("Y"), p["input"], **given, **more)
         return dict(zip(("DX", "DScale", "DBias"), made, strict=True))
 
-    def of_weight(name: str) -> Rule:
-        # Without a scale the node makes no sum: the gradient is summed to the shape of bias like any other.
+    def of_weight(name: str, each: Rule) -> Rule:
         def rule(p: Pullback) -> object | None:
             if "Y" not in p.grads:
                 return None  # statistics do not change with weights
-            return p.once(draw)[name] if "scale" in p else p.whole("Y")
+            return p.once(draw)[name] if sums and "scale" in p else each(p)
 
         return rule
 
     return {
         "input": lambda p: _with_statistics(p, p.once(draw)["DX"] if "Y" in p.grads else None),
-        "scale": of_weight("DScale"),
-        "bias": of_weight("DBias"),
+        "scale": of_weight("DScale", lambda p: p.graph.mul(p.whole("Y"), _normal(p))),
+        "bias": of_weight("DBias", lambda p: p.whole("Y")),
         "epsilon": NoRule("epsilon is a constant of the norm"),
     }
 
@@ -229,7 +234,7 @@ TABLE = (
         expansion=Expansion(layernorm, _of_samples, EPSILON),
         absent=shapes.layernorm_absent,
         order=shapes.LAYERNORM_ORDER,
-        vjp=gradients("adalayernorm_backward", "mean", "inv_variance"),
+        vjp=gradients("adalayernorm_backward", "mean", "inv_variance", sums=False),
     ),
     Op(
         "adalayernorm_backward",

@@ -22,13 +22,14 @@ WHOLE, WEIGHT, COLUMN = (ROWS, COLUMNS), (1, COLUMNS), (ROWS, 1)
 class Block:
     """tensors: shapes of what it reads; those with a gradient in `wrt`. draw(graph, tensors) -> outputs.
 
-    exact(values in float64) -> outputs.
+    exact(values in float64) -> outputs. backward: how many kernels make the gradients.
     """
 
-    tensors: Mapping[str, tuple[int, int]]
+    tensors: Mapping[str, tuple[int, ...]]
     draw: Callable
     exact: Callable
     wrt: tuple[str, ...]
+    backward: int = 1
 
 
 def _norm_silu(g, t):
@@ -60,9 +61,17 @@ def _add_norm(g, t):
     return [y, total]
 
 
+def _adaptive(g, t):
+    return [g.adalayernorm(t["x"], t["w"], t["b"], EPS, norm_forward_phase=INFERENCE)[0]]
+
+
 def _exact_loss(x, target):
     loss = functional.cross_entropy(x, target.flatten().long(), reduction="none", label_smoothing=0.1)
     return (loss.unsqueeze(1),)
+
+
+def _exact_adaptive(x, w, b):
+    return (functional.layer_norm(x, (COLUMNS,), eps=EPS) * w + b,)
 
 
 def _exact_add_norm(x, residual, w):
@@ -95,6 +104,24 @@ BLOCKS = {
     "add, rmsnorm": Block(
         {"x": WHOLE, "residual": WHOLE, "w": WEIGHT}, _add_norm, _exact_add_norm, ("x", "residual", "w")
     ),
+    "softmax of a norm, gated": Block(
+        {"x": WHOLE, "w": WEIGHT},
+        lambda g, t: [g.mul(g.softmax(g.rmsnorm(t["x"], t["w"], EPS, norm_forward_phase=INFERENCE)[0]), t["x"])],
+        lambda x, w: ((functional.rms_norm(x, (COLUMNS,), eps=EPS) * w).softmax(1) * x,),
+        ("x", "w"),
+        backward=2,
+    ),
+    "adalayernorm": Block(
+        {"x": (3, 5, COLUMNS), "w": (3, 1, COLUMNS), "b": (3, 1, COLUMNS)},
+        _adaptive,
+        _exact_adaptive,
+        ("x", "w", "b"),
+        backward=2,
+    ),
+    "adalayernorm of one sample": Block(
+        {"x": (1, 5, COLUMNS), "w": (1, 1, COLUMNS), "b": (1, 1, COLUMNS)}, _adaptive, _exact_adaptive, ("x", "w", "b")
+    ),
+    "adalayernorm of rows": Block({"x": WHOLE, "w": WHOLE, "b": WHOLE}, _adaptive, _exact_adaptive, ("x", "w", "b")),
 }
 
 
@@ -128,7 +155,7 @@ def test_against_float64(name, dtype):
     fixed = {n: v for n, v in values.items() if n not in block.wrt}
     got = differentiated.function(made, fixed, [heur_mode.A])(*given)
     assert planned(made.forward) == ["rows"], made.forward.explain()
-    assert planned(made.backward) == ["rows"], made.backward.explain()
+    assert planned(made.backward) == ["rows"] * block.backward, made.backward.explain()
 
     wide = {n: v.double().requires_grad_(n in block.wrt) for n, v in values.items()}
     want = block.exact(*wide.values())

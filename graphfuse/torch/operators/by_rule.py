@@ -5,8 +5,9 @@ The forward graph is drawn anew, for tensors like those that backward reads, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from graphfuse.api import pygraph
@@ -74,6 +75,11 @@ class Pulled:
             raise MalformedError(f"{self.d.graph.name}: its gradients need {name}, which is not kept")
         return None
 
+    @cached_property
+    def asked(self) -> Mapping[Tensor, str]:
+        """Names of the gradients that are asked for, by the tensors of forward."""
+        return {t: f"d{name}" for t, name in self.given.items() if f"d{name}" in self.d}
+
     def gradients(self, wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
         """Gradients of tensors of forward, by way of those results whose gradients backward has."""
         pairs = ((self.made[a.name], grad) for a, grad in zip(self.of.results, self.of.incoming, strict=True))
@@ -100,8 +106,7 @@ class Pulled:
 def draw(d: DrawnGraph, of: Drawable, forward: Callable[[DrawnGraph], None]) -> None:
     """Draws the gradients that are asked for. forward: draws the operator's forward graph."""
     pulled = Pulled(d, of, forward)
-    wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d}
-    drawn = {wanted[t]: grad for t, grad in pulled.gradients([*wanted]).items()}
+    drawn = {pulled.asked[t]: grad for t, grad in pulled.gradients([*pulled.asked]).items()}
     lacking = [a.name for a in of.gradients if a is not None and a.name in d and a.name not in drawn]
     if lacking:
         raise MalformedError(f"{d.graph.name}: no rule draws {', '.join(lacking)}")

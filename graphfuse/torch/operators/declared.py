@@ -138,7 +138,7 @@ def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float = 1e-6) -
     x: (samples, ..., hidden), as of ``rms_norm``. scale: (samples, 1, ..., hidden), one row of values for each sample;
     (hidden,) or (1, ..., 1, hidden), the same for all rows; or x's shape; any of x's types. shift: of scale's shape,
     any of these types. Returns a new tensor like x. Backward needs x, scale and two numbers a row; it is one kernel
-    where scale is the same for all rows. Else the gradient of x is one, and each sum over the rows of a sample another.
+    where scale is the same for all rows. Else the gradient of x is one, and the sums over the rows of a sample another.
     """
     return ADA_LAYER_NORM.run(x, scale, shift, eps)
 

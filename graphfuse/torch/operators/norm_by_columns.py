@@ -7,6 +7,10 @@ the sum of squared distances from the mean of all, made of those from the rank's
 
 The second graph makes a rank's own part of a sum again and adds the rest to it, where nothing else in it is a sum: it
 has x at hand, and engines fuse what is around a reduction.
+
+Backward is by rule up to the normalized values. The formula of their gradient stands here: the rule of a norm is of
+whole rows, and those of its steps cube the inverse RMS, which float32 may not hold, and make the second sum of a layer
+norm from the first of all ranks.
 """
 
 import functools
@@ -36,11 +40,6 @@ _ELSEWHERE = of_rows("elsewhere")
 _ALONG, _LEVEL = (of_rows(name, written=True) for name in ("along", "level"))
 
 
-def _joined(name: str) -> tuple[TensorParameter, ...]:
-    """A sum over whole rows, and what of it other ranks have."""
-    return tuple(TensorParameter(n, STATISTICS, rows("x"), optional=True) for n in (name, f"{name}_elsewhere"))
-
-
 @dataclass(frozen=True)
 class NormByColumns:
     """Graphs of a norm whose columns are split."""
@@ -59,9 +58,9 @@ class NormByColumns:
         """Results, as of ``Columns``."""
         known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
+            again = not any(given[a.asked] for a in self.norm.gradients if a.over_rows)
             for key, own in _run(_step(f"{name}_measured", self.measured_backward, ()), given).items():
-                known[key] = part.sum(own)
-                known[f"{key}_elsewhere"] = known[key] - own
+                known[key] = part.sum(own) - own if again else part.sum(own)
         others = (*(a.asked for a in self.norm.gradients), "share")
         return _run(_step(f"{name}_finished", self.finished_backward, others), known)
 
@@ -90,7 +89,9 @@ class NormByColumns:
 
     @property
     def _joined(self) -> tuple[TensorParameter, ...]:
-        return (*_joined("along"), *(_joined("level") if self.norm.centred else ()))
+        """Sums over whole rows; or what of them other ranks have, where a rank's own part is made again."""
+        names = ("along", "level")[: 1 + self.norm.centred]
+        return tuple(TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in names)
 
     def _measure(self, d: DrawnGraph) -> None:
         squares, mean = self._squares(d, self.norm.summed(d))
@@ -121,15 +122,16 @@ class NormByColumns:
 
     def _finish_backward(self, d: DrawnGraph) -> None:
         graph, (pulled, y) = d.graph, self._pulled(d)
-        sums = [name for name in ("dx", "dresidual") if name in d]
-        wanted = {t: f"d{name}" for t, name in pulled.given.items() if f"d{name}" in d and f"d{name}" not in sums}
+        sums = [name for name in pulled.asked.values() if name in ("dx", "dresidual")]
+        wanted = {t: name for t, name in pulled.asked.items() if name not in sums}
         found = pulled.gradients([*wanted, y] if sums else wanted)
         gradients = {wanted[t]: found[t] for t in wanted}
         if sums:
-            scaled, normal, again = found[y], pulled.walk.value(y), not {"dweight", "dbias"} & d.layouts.keys()
+            scaled, normal = found[y], pulled.walk.value(y)
+            again = not any(a.name in d for a in self.norm.gradients if a.over_rows)
 
             def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
-                whole = graph.add(d.by_rows(own()), d[f"{name}_elsewhere"]) if again else d[name]
+                whole = graph.add(d.by_rows(own()), d[name]) if again else d[name]
                 return graph.mul(whole, d.number("share"))
 
             dx = graph.sub(scaled, graph.mul(normal, mean("along", lambda: graph.mul(scaled, normal))))

@@ -1,0 +1,90 @@
+"""Why a plan has several parts: of each two that have a tensor in common, what keeps them from being one."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from graphfuse.contract.match import Declined, Pattern, Region
+from graphfuse.op_graph.ir import FrozenGraph, Subgraph
+from graphfuse.planning import guard, traffic
+from graphfuse.planning.plan import Part, Proposal
+
+_MOST = 8
+"""Nodes that a reason names."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Two parts of a plan, by number, and why the first, "they" in its words, is not one with the second."""
+
+    part: int
+    other: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """Matches of all patterns, those without facts, and what engines said of them: where reasons are found."""
+
+    graph: FrozenGraph
+    patterns: Sequence[Pattern]
+    regions: Sequence[Region]
+    declined: Sequence[Declined]
+    proposals: Sequence[Proposal]
+
+    def apart(self, parts: Sequence[Part]) -> Iterator[Apart]:
+        """The reasons, one for each two parts that pass a tensor on or read the same; without those that both are run
+        node by node. Of a part that has nothing in common with those before it, that."""
+        for j, part in enumerate(parts):
+            common = [i for i in range(j) if self._common(parts[i].region.subgraph, part.region.subgraph)]
+            for i in common:
+                if parts[i].region.pattern or part.region.pattern:
+                    yield self._between(i, parts[i].region, j, part.region)
+            if j and not common:
+                yield Apart(j - 1, j, "they have no tensor in common")
+
+    def _common(self, one: Subgraph, other: Subgraph) -> bool:
+        common = {*one.inputs, *one.outputs} & {*other.inputs, *other.outputs}
+        return any(traffic.nbytes(self.graph.tensors[t]) for t in common)
+
+    def _between(self, i: int, one: Region, j: int, other: Region) -> Apart:
+        first, second = frozenset(one.subgraph.node_ids), frozenset(other.subgraph.node_ids)
+        why = self._spanning(first | second)
+        if why is None:
+            for n, m, region, others in ((i, j, one, second), (j, i, other, first)):
+                found = self._of_pattern(region, others)
+                if found is not None:
+                    return Apart(n, m, found)
+            why = self._waiting(first | second) or "no pattern matches nodes of both"
+        return Apart(i, j, why)
+
+    def _spanning(self, nodes: frozenset[int]) -> str | None:
+        """Fate of the smallest match that has all of `nodes`; None if there is none."""
+        matches = (m for m in (*self.regions, *self.declined) if nodes <= {*m.subgraph.node_ids})
+        m = min(matches, key=lambda m: len(m.subgraph.node_ids), default=None)
+        if m is None:
+            return None
+        names = _names(self.graph, m.subgraph.node_ids)
+        if isinstance(m, Declined):
+            return f"pattern {m.pattern} fits {names}, but {m.why}"
+        said = [v for p in self.proposals for v in p.verdicts if v.region.subgraph == m.subgraph]
+        if said and all(v.why is not None for v in said):
+            return f"{said[0].engine} declines {names}: {said[0].why}"
+        saved = traffic.apart(m.subgraph).total - traffic.fused(m.subgraph).total
+        return f"as one, {names} would save {saved} bytes; no choice with it saves more than what is chosen"
+
+    def _of_pattern(self, region: Region, others: frozenset[int]) -> str | None:
+        for pattern in self.patterns:
+            if pattern.name == region.pattern and pattern.apart is not None:
+                return guard.call(pattern, region.subgraph, "apart", pattern.apart, region, others)
+        return None
+
+    def _waiting(self, nodes: frozenset[int]) -> str | None:
+        """Names of what needs some of `nodes` and is needed by others; None if nothing is."""
+        both = Subgraph(self.graph, tuple(sorted(nodes)))
+        between = self.graph.below(both.outputs) & self.graph.above(both.inputs)
+        return f"what runs between them: {_names(self.graph, between)}" if between else None
+
+
+def _names(graph: FrozenGraph, nodes: Collection[int]) -> str:
+    names = [repr(graph.nodes[i].name) for i in sorted(nodes)]
+    return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
