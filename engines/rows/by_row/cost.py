@@ -34,8 +34,8 @@ _DOUBLED = 0.1  # share of the instructions that each doubling of a row's warps 
 _MORE_READ = 0.25  # and each input beyond the first
 _SHARED_BLOCK = 1.1  # factor where lanes that share a block compute its scale
 _WIDE = 0.08  # share of the instructions that each doubling of a thread's neighbouring chunks adds
-# Elements in whose time a piece's value of its part of the row is made, of all lanes'. Factor where there are few threads
-# to hide that, of many elements each.
+# Elements in whose time a piece's value of its part of the row is made, of all lanes'. Factor where there are few
+# threads to hide that, of many elements each.
 _PART, _PART_OF_MANY, _MANY_ELEMENTS = 2.0, 1.2, 64
 # What a launch takes on an idle device, counted in elements of a thread:
 _ELEMENT = 141.25  # of one
