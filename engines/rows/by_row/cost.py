@@ -62,19 +62,19 @@ def _rows(facts: RowFacts, view: View) -> int:
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
-def pays_ahead(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> bool:
-    """True if it pays to read all before the sum. Where much is computed of columns, and an SM has many rows, it pays
-    more to leave registers for further rows in flight."""
-    facts, plan = split.facts, split.resident_plan(knobs)
-    if any(view.place.numbers for view in facts.program.inputs):  # reads wait for a read
-        return True
-    last = facts.program.last
-    made = (o for o in plan.elements(last) if isinstance(o, Chain) and o not in facts.program.one_a_part)
-    steps = [facts.program.steps[o.index] for o in made]
+def pays_ahead(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], bool]:
+    """Function that says of knobs whether it pays to read all before the sum. Where much is computed of columns, and an
+    SM has many rows, it pays more to leave registers for further rows in flight."""
+    program, rows = split.facts.program, split.facts.rows
+    if any(view.place.numbers for view in program.inputs):  # reads wait for a read
+        return lambda knobs: True
+    made = (k for k, first in enumerate(program.earliest) if first == program.last and program.extents[k].columns)
+    steps = [program.steps[k] for k in made if Chain(k) not in program.one_a_part]
     computed = sum(_COMPUTED[cost_of(step)] + (step.rounded is not None) for step in steps)
-    crowded = computed * sum(len(plan.reads(phase, False)) for phase in plan.phases[1:]) > _CROWDED
-    crowded &= facts.rows > _MANY_ROWS * device.sm_count
-    return split.steps(knobs) * split.piece(knobs) in _READ_AHEAD and not crowded
+    vectors = sum(view.columns and not view.rows for view in program.inputs)
+    if computed * vectors >= _CROWDED and rows > _MANY_ROWS * device.sm_count:
+        return lambda knobs: False
+    return lambda knobs: split.steps(knobs) * split.piece(knobs) in _READ_AHEAD
 
 
 def is_usual(knobs: ByRowKnobs) -> bool:

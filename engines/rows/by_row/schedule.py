@@ -54,12 +54,12 @@ class ByRow(Schedule[ByRowKnobs]):
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[ByRowKnobs]:
         split, every = ByRowSplit.of(facts), self.legal(facts, device)
+        pays = pays_ahead(split, device)
 
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
             """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are
             resident."""
-            pays = may_read_ahead(split, knobs) and pays_ahead(split, knobs, device)
-            return replace(knobs, ahead=1) if pays else knobs
+            return replace(knobs, ahead=1) if pays(knobs) and may_read_ahead(split, knobs) else knobs
 
         ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=cost(split, device))
         found = ranked[:PROPOSED]
