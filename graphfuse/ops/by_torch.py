@@ -55,12 +55,13 @@ class TorchRows(RowArithmetic):
         numbers = self.t.arange(self.columns, dtype=self.like.dtype, device=self.like.device)
         return numbers.reshape([e if axis in self.axes else 1 for axis, e in enumerate(self.like.shape)])
 
-    def random_uniform(self, seed, offset):
+    def random_at_least(self, seed, offset, least):
         order = [*(axis for axis in range(self.like.dim()) if axis not in self.axes), *self.axes]
         places = self.t.arange(self.like.numel(), device=self.like.device).reshape([self.like.shape[a] for a in order])
         places = places.permute([order.index(axis) for axis in range(self.like.dim())])
         columns = max(self.columns, 1)
-        return references.random_uniform(self.t, seed, offset, places // columns, places % columns)
+        drawn = references.random_uniform(self.t, seed, offset, places // columns, places % columns)
+        return (drawn >= least * 2.0**-24).to(drawn.dtype)
 
     def _tensor(self, value):
         # A number as a tensor of no dimensions: torch would take two plain ones for float32.

@@ -1,5 +1,6 @@
 """Dropout, whose random numbers follow from a key and the places of elements: its gradient is made by the same op."""
 
+import math
 from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
@@ -24,8 +25,7 @@ def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, 
 
 
 def _dropout(e: RowArithmetic, x: Values, a: Attributes) -> Values:
-    drawn = e.random_uniform(x["seed"], x["offset"])
-    kept = e.op("cmp_ge", input=drawn, comparison=float(a["probability"]))
+    kept = e.random_at_least(x["seed"], x["offset"], math.ceil(a["probability"] * 2**24))
     scaled = e.op("mul", a=x["input"], b=1.0 / (1.0 - a["probability"]))
     return {"output": e.op("binary_select", input0=scaled, input1=0.0, mask=kept)}
 

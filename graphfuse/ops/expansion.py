@@ -52,8 +52,8 @@ class RowArithmetic(ABC):
         """The number of each element in its row, from 0."""
 
     @abstractmethod
-    def random_uniform(self, seed: object, offset: object) -> object:
-        """A number from 0 up to 1, without 1, for each element: a multiple of 2^-24, as ``dropout`` says."""
+    def random_at_least(self, seed: object, offset: object, least: int) -> object:
+        """1 for each element whose random number, of 24 bits as ``dropout`` says, is `least` or more, else 0."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,6 @@ class Emitter(RowArithmetic):
     def numbers(self) -> Chain:
         return self.op("identity", input=Column())
 
-    def random_uniform(self, seed: Operand, offset: Operand) -> Chain:
+    def random_at_least(self, seed: Operand, offset: Operand, least: int) -> Chain:
         place = {"row": RowNumber(), "column": Column(integer=True)}
-        return self.op(RANDOM, seed=seed, offset=offset, **place)
+        return self.op(RANDOM, seed=seed, offset=offset, **place, least=least)

@@ -29,7 +29,7 @@ from graphfuse.rows.steps import (
 )
 from graphfuse.rows.views import OfRank, RankGroup, View
 
-SWAP, RANDOM = "swap_pairs", "random_uniform"
+SWAP, RANDOM = "swap_pairs", "random_at_least"
 DIVISOR, QUOTIENT = "divisor", "quotient"
 BELOW, REST, NARROW_QUOTIENT = "reciprocal_below", "reciprocal_rest", "narrow_quotient"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
@@ -54,14 +54,14 @@ FUSED = {
     BELOW: StepOp("gf::reciprocal_below({b})", Cost.FUNCTION),
     REST: StepOp("gf::reciprocal_rest({b}, {reciprocal})", Cost.FUNCTION),
     NARROW_QUOTIENT: StepOp("gf::narrow_quotient({a}, {b}, {reciprocal}, {rest}, exact)"),
-    RANDOM: StepOp("gf::random_uniform({seed}, {offset}, {row}, {column})", Cost.FUNCTION),
+    RANDOM: StepOp("gf::random_at_least({seed}, {offset}, {row}, {column}, {least}) ? 1.0f : 0.0f", Cost.FUNCTION),
     **dict.fromkeys(OF_PARTS.values(), StepOp("", Cost.FUNCTION)),
 }
 """Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
 column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
 and a / b by that of b, for a piece of which each element is so, likewise by a reciprocal in two parts (see
-``division``); the random number of an element's place; what the elements of its part of the row have together, `size`
-neighbouring columns."""
+``division``); whether the random number of an element's place is no smaller than another; what the elements of its part
+of the row have together, `size` neighbouring columns."""
 DIVIDES = (QUOTIENT, NARROW_QUOTIENT)
 
 
