@@ -142,8 +142,9 @@ class Elements:
         """Packs a value, or makes it of packed ones."""
         if o not in self.plan.paired:
             return f"gf::pack<{ctype}>(a{o.index})"
-        operands = ", ".join(self.pack(operand) for _, operand in self._operands(o))
-        return f"{OPS[self.program.steps[o.index].op_name].packed}<{ctype}>({operands})"
+        op = OPS[self.program.steps[o.index].op_name]
+        operands = [self.pack(operand) for _, operand in self._operands(o)]
+        return f"{op.packed}<{ctype}>({', '.join(sorted(operands) if op.commutative else operands)})"
 
     def _unpack(self, o: Chain | Load, source: str, again: bool = False) -> Iterator[str]:
         dtype = self.plan.dtype(o)

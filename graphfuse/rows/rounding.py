@@ -44,10 +44,12 @@ def marked(
     steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, data_type] = types.MappingProxyType({})
 ) -> list[AnyStep]:
     """The steps, marked with what is found. written: types of values of which all that is seen is how they are written:
-    these steps round to them if they compute with such values, for which there may be cheaper forms."""
+    a step rounds to it if it computes with such values, and there are cheaper forms of that."""
     made: list[AnyStep] = []
     for k, step in enumerate(steps):
-        dtype = (step.rounded or written.get(Chain(k))) if isinstance(step, Step) else None
+        dtype = step.rounded if isinstance(step, Step) else None
+        if dtype is None and step.op_name in OPS and (OPS[step.op_name].narrow or OPS[step.op_name].packed):
+            dtype = written.get(Chain(k))
         if dtype is not None:
             narrow = all(has_type(made, o, dtype, type_of) for _, o in step.operands)
             if narrow or step.rounded:
