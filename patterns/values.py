@@ -13,7 +13,8 @@ from graphfuse.ops import Join
 from graphfuse.rows.clamping import unbounded
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
-from graphfuse.rows.program import OF_PARTS, part_of
+from graphfuse.rows.program import OF_PARTS, SWAP, part_of
+from graphfuse.rows.rounding import has_type
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
 
 Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
@@ -102,19 +103,19 @@ class Values(Emitter):
 
     def make(self, t: TensorId, value: Chain) -> None:
         """`value` is that of a tensor. It is rounded for those who read it; the steps that it is made with are not."""
-        dtype = self.rounded(t)
-        if dtype is None:
+        dtype, made_by = self.rounded(t), self.steps[value.index]
+        if dtype is None or made_by.op_name == SWAP and has_type(self.steps, value, dtype, self.type_or_number):
             self.values[t] = value
         elif self._is_as_made(value):
             self.values[t] = self.step(Step("identity", (("input", value),), (), dtype))
         else:
-            self.steps[value.index] = replace(self.steps[value.index], rounded=dtype)
+            self.steps[value.index] = replace(made_by, rounded=dtype)
             self.values[t] = value
 
     def _is_as_made(self, value: Chain) -> bool:
         """True if steps read a value before it is rounded, or none of its own can round it."""
-        is_read = any(o == value for step in self.steps for _, o in step.operands)
-        return is_read or part_of(self.steps[value.index]) > 0
+        is_read, step = any(o == value for step in self.steps for _, o in step.operands), self.steps[value.index]
+        return is_read or step.op_name == SWAP or part_of(step) > 0
 
     def move(self, t: TensorId, x: TensorId) -> None:
         """A store of the value of `x` in rows of `t`, if that is written."""

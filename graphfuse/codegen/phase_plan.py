@@ -215,13 +215,14 @@ class PhasePlan:
 
     def _is_packable(self, o: Operand, dtype: data_type) -> bool:
         """True if a value is, or can be, in pieces of elements of a type."""
+        if not self.program.extent(o).columns:
+            return False
         if isinstance(o, Load):
             view = self.program.inputs[o.index]
             return view.dtype is dtype and self.taken(view) == self.piece and view.unit.unpack == "unpack"
-        if not isinstance(o, Chain) or o in self.program.one_a_part or not self.program.extents[o.index].columns:
-            return False
-        step = self.program.steps[o.index]
-        return step.rounded is dtype and step.op_name != SWAP and not part_of(step)
+        return (
+            isinstance(o, Chain) and o not in self.program.one_a_part and self.program.steps[o.index].rounded is dtype
+        )
 
 
 def is_narrow(step: AnyStep) -> bool:

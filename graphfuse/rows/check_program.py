@@ -88,7 +88,7 @@ def _step(program: RowProgram, step: AnyStep) -> Iterator[str]:
         yield from _pointwise(step)
         if (step.op_name == SWAP or part_of(step)) and not program.extent(step.operands[0][1]).columns:
             yield "exchanges columns of what has none"
-        if part_of(step) and step.rounded is not None:
+        if (step.op_name == SWAP or part_of(step)) and step.rounded is not None:
             yield "is rounded; accepted: a step behind it that is"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
+from graphfuse.rows.program import SWAP
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step, renamed
 
 _BITS = {data_type.BFLOAT16: 8, data_type.HALF: 11}
@@ -68,9 +69,10 @@ def has_type(steps: Sequence[AnyStep], o: Operand, dtype: data_type, type_of: Ty
 
 
 def _chosen(steps: Sequence[AnyStep], step: AnyStep, dtype: data_type, type_of: TypeOf) -> bool:
-    """True if a step chooses among values of a type."""
-    ports = OPS[step.op_name].chooses if step.op_name in OPS else ()
-    return bool(ports) and all(has_type(steps, o, dtype, type_of) for port, o in step.operands if port in ports)
+    """True if a step chooses among values of a type, which may change their signs."""
+    chosen = [o for port, o in step.operands if step.op_name in OPS and port in OPS[step.op_name].chooses]
+    chosen += [o for _, o in step.operands if step.op_name == SWAP]
+    return bool(chosen) and all(has_type(steps, o, dtype, type_of) for o in chosen)
 
 
 def is_exact(value: float, dtype: data_type) -> bool:

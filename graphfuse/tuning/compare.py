@@ -18,9 +18,9 @@ ROUNDED = 2**-7
 """or this for each of those steps: that of bfloat16, in which one value on the way may be off."""
 CANCELLED = 1e-5
 """What any float may be off, of the largest element: two large terms that nearly cancel leave float32's error."""
-FEW = 1e-6
-"""Share of elements that may be off by `ROUNDED` of the largest for each of those steps, where there are any: one in a
-value on the way grows where a function falls off, as GELU does below zero."""
+FEW, FAR = 1e-6, 2**-5
+"""Share of elements that may be off by `ROUNDED` of the largest for each of those steps, and by `FAR` of it at most: one in
+a value on the way grows where a function falls off, as GELU does below zero."""
 
 _CHUNK = 1 << 24  # elements compared at once, which bounds the memory for it
 _STEPPED = (
@@ -80,7 +80,7 @@ def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
     same |= (a == b) | (a.isnan() & b.isnan())
     apart = (a - b).abs()
     close, of_roundings = same | (apart <= CANCELLED * largest), ROUNDED * (steps - STEPS)
-    near = apart <= of_roundings * largest
+    near = apart <= min(of_roundings, FAR) * largest
     if dtype in _STEPPED:
         stepped = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= steps
         return same, close | (stepped & ~a.isnan() & ~b.isnan()), near

@@ -97,6 +97,49 @@ def test_other_products_are_in_float32(draw):
     assert "gf::products" not in Planned(g, {}).source
 
 
+@pytest.mark.emulate
+@pytest.mark.parametrize("dim, one", [((2, 40, 64), (2, 1, 64)), ((5, 37), (5, 1)), ((5, 64), (5, 1))], ids=str)
+def test_a_product_with_one_number_of_each_row_is_not_of_pairs(dim, one):
+    """Rows that lie across, and pieces of one element, have as many of them as of others."""
+    source = graphs.generator("cpu", 3)
+    x, r = (torch.randn(d, generator=source).bfloat16() for d in (dim, one))
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    a, b = (g.tensor([*t.shape], data_type=BF16, name=name) for name, t in (("x", x), ("r", r)))
+    g.mul(a, b).set_output().set_name("y").set_data_type(BF16)
+    g.reduction(a, mode=reduction_mode.MAX).set_dim([*one]).set_output().set_name("most").set_data_type(FLOAT)
+    made = Planned(g, {"x": x, "r": r, "y": torch.empty_like(x), "most": torch.empty(one)})
+    made.run()
+    assert torch.equal(made.pack["y"], x * r)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("read", ["written", "written and read", "read", "of float32", "of float32, read"])
+def test_pairs_that_are_exchanged_and_rounded(read, interleaved):
+    x = torch.randn(5, 64, generator=graphs.generator("cpu", 3)).bfloat16()
+    g = graphs.new(device="emulator", intermediate_rounding="declared")
+    a, wide = g.tensor([5, 64], data_type=BF16, name="x"), x.float()
+    g.reduction(a, mode=reduction_mode.MAX).set_dim([5, 1]).set_output().set_name("most").set_data_type(FLOAT)
+    given, pack = a, {"x": x, "most": torch.empty(5, 1)}
+    if "float32" in read:
+        given, wide = g.mul(a, 1.3).set_data_type(FLOAT), wide * 1.3
+    turned = g.turn_pairs(given, interleaved=interleaved).set_data_type(BF16)
+    first, second = (wide[:, ::2], wide[:, 1::2]) if interleaved else wide.split(32, -1)
+    parts = -second, first
+    want = {"turned": (torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)).bfloat16()}
+    if "read" in read:
+        g.mul(turned, 3.0).set_output().set_name("more").set_data_type(FLOAT)
+        want["more"] = want["turned"].float() * 3.0
+    if read in ("read", "of float32, read"):
+        del want["turned"]
+    else:
+        turned.set_output().set_name("turned")
+    pack |= {name: torch.empty_like(t) for name, t in want.items()}
+    made = Planned(g, pack)
+    made.run()
+    assert all(torch.equal(made.pack[name], t) for name, t in want.items())
+
+
 DIVISORS = {30.0: True, -0.1015625: True, 2.0**-14: True, 255 * 2.0**15: True, 2.0**24: False, 0.1: False}
 """Whether all that is bfloat16 is multiplied by the reciprocal in their place."""
 
