@@ -7,7 +7,7 @@ from functools import cached_property
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS, Cost
-from graphfuse.rows.program import SWAP, RowProgram, Store, cost_of, part_of
+from graphfuse.rows.program import SWAP, RowProgram, Store, cost_of
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
 from graphfuse.rows.views import View
 
