@@ -19,8 +19,8 @@ ROUNDED = 2**-7
 CANCELLED = 1e-5
 """What any float may be off, of the largest element: two large terms that nearly cancel leave float32's error."""
 FEW, FAR = 1e-6, 2**-5
-"""Share of elements that may be off by `ROUNDED` of the largest for each of those steps, by `FAR` of it at most: one in a
-value on the way grows where a function falls off, as GELU does below zero."""
+"""Share of elements that may be off by `ROUNDED` of the largest for each of those steps, by `FAR` of it at most: one in
+a value on the way grows where a function falls off, as GELU does below zero."""
 
 _CHUNK = 1 << 24  # elements compared at once, which bounds the memory for it
 _STEPPED = (
