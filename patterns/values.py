@@ -13,7 +13,7 @@ from graphfuse.ops import Join
 from graphfuse.rows.clamping import unbounded
 from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
-from graphfuse.rows.program import OF_PARTS, SWAP, part_of
+from graphfuse.rows.program import OF_PARTS, exchanges
 from graphfuse.rows.rounding import has_type
 from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
 
@@ -104,7 +104,7 @@ class Values(Emitter):
     def make(self, t: TensorId, value: Chain) -> None:
         """`value` is that of a tensor. It is rounded for those who read it; the steps that it is made with are not."""
         dtype, made_by = self.rounded(t), self.steps[value.index]
-        if dtype is None or made_by.op_name == SWAP and has_type(self.steps, value, dtype, self.type_or_number):
+        if dtype is None or exchanges(made_by) and has_type(self.steps, value, dtype, self.type_or_number):
             self.values[t] = value
         elif self._is_as_made(value):
             self.values[t] = self.step(Step("identity", (("input", value),), (), dtype))
@@ -115,7 +115,7 @@ class Values(Emitter):
     def _is_as_made(self, value: Chain) -> bool:
         """True if steps read a value before it is rounded, or none of its own can round it."""
         is_read, step = any(o == value for step in self.steps for _, o in step.operands), self.steps[value.index]
-        return is_read or step.op_name == SWAP or part_of(step) > 0
+        return is_read or exchanges(step)
 
     def move(self, t: TensorId, x: TensorId) -> None:
         """A store of the value of `x` in rows of `t`, if that is written."""

@@ -10,7 +10,7 @@ from graphfuse.codegen.per_row import member
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.ops import OPS
 from graphfuse.rows.pairs import Pairs
-from graphfuse.rows.program import DIVIDES, OF_PARTS, SWAP, RowProgram, part_of
+from graphfuse.rows.program import DIVIDES, OF_PARTS, SWAP, RowProgram, exchanges, part_of
 from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, Step
 
 
@@ -173,7 +173,7 @@ class Elements:
 
     def _exchanges(self, o: Chain) -> bool:
         """True for a value that is made of a piece of another, and of other threads'."""
-        return self._swaps(o) or part_of(self.program.steps[o.index]) > 0
+        return exchanges(self.program.steps[o.index])
 
     def _is_one_a_part(self, o: Chain) -> bool:
         """True for a value that the elements of a piece have together, but for one that is packed."""

@@ -9,7 +9,7 @@ from string import Formatter
 from graphfuse.base.errors import MalformedError
 from graphfuse.ops import OPS
 from graphfuse.rows.pairs import COLUMNS
-from graphfuse.rows.program import FUSED, OF_PARTS, SWAP, ColumnSum, Extent, RowProgram, Store, part_of
+from graphfuse.rows.program import FUSED, OF_PARTS, SWAP, ColumnSum, Extent, RowProgram, Store, exchanges
 from graphfuse.rows.steps import AnyStep, Chain, Load, Operand, Pick, Reduce, Step
 from graphfuse.rows.views import ROWS, View
 
@@ -86,9 +86,9 @@ def _step(program: RowProgram, step: AnyStep) -> Iterator[str]:
             yield "picks by a number of which there is one a column"
     else:
         yield from _pointwise(step)
-        if (step.op_name == SWAP or part_of(step)) and not program.extent(step.operands[0][1]).columns:
+        if exchanges(step) and not program.extent(step.operands[0][1]).columns:
             yield "exchanges columns of what has none"
-        if (step.op_name == SWAP or part_of(step)) and step.rounded is not None:
+        if exchanges(step) and step.rounded is not None:
             yield "is rounded; accepted: a step behind it that is"
 
 

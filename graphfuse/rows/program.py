@@ -88,6 +88,11 @@ def part_of(step: AnyStep) -> int:
     return dict(step.attributes)["size"] if isinstance(step, Step) and step.op_name in OF_PARTS.values() else 0
 
 
+def exchanges(step: AnyStep) -> bool:
+    """True for a step whose result no element makes by itself: others' columns are in it."""
+    return step.op_name == SWAP or part_of(step) > 0
+
+
 @dataclass(frozen=True)
 class Store:
     """A value that is written."""
