@@ -244,8 +244,8 @@ def held_with_gradients(function, tensors, of_operator, operator, roundings):
 
 
 def trained(function, tensors, of_operator, operator):
-    """Lines of the kernels of the training forward and of all gradients, and what the latter compute: of the region, and
-    of the operator."""
+    """Lines of the kernels of the training forward and of all gradients, and what the latter compute: of the region,
+    and of the operator."""
     region, read = region_of(function, tensors)
     graphs = RegionGraphs.of(region.program.text)
     own = variants(operator)[1:]
