@@ -124,7 +124,7 @@ class Elements:
                 continue
             yield from self._quotients(loop[0])
             lines = []
-            for o in loop if loop[0] not in self.plan.paired else ():
+            for o in loop if loop[0] not in self.plan.paired else ():  # which are alone, and made packed
                 step = self.program.steps[o.index]
                 text = f"quotients{o.index}[i]" if step.op_name in DIVIDES else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")

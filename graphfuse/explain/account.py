@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from graphfuse.planning.apart import Apart
 from graphfuse.planning.traffic import Traffic
 
 
@@ -55,15 +56,6 @@ class RegionEntry:
     fused: bool
     why: str
     traffic: Traffic
-
-
-@dataclass(frozen=True)
-class ApartEntry:
-    """Two regions, by number, that are not one. why: what keeps the first, "they", from it."""
-
-    region: int
-    other: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ class Account:
     plans: tuple[PlanEntry, ...]
     shown: int | None
     regions: tuple[RegionEntry, ...]
-    apart: tuple[ApartEntry, ...]
+    apart: tuple[Apart, ...]
     rank: str
     left_out: tuple[str, ...]
     notes: tuple[str, ...]

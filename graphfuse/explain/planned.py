@@ -2,7 +2,6 @@
 
 from graphfuse.explain.account import (
     Account,
-    ApartEntry,
     MatchEntry,
     ModeEntry,
     NodeEntry,
@@ -65,9 +64,9 @@ def _region(part: Part) -> RegionEntry:
     return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, moved)
 
 
-def _apart(planner: Planner, p: plan.Plan) -> tuple[ApartEntry, ...]:
+def _apart(planner: Planner, p: plan.Plan) -> tuple[apart.Apart, ...]:
     known = apart.Known(planner.graph, planner.registry.patterns, planner.regions, planner.declined, planner.proposals)
-    return tuple(ApartEntry(a.part, a.other, a.why) for a in known.apart(p.parts))
+    return tuple(known.apart(p.parts))
 
 
 def _rank(planner: Planner, p: plan.Plan) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from graphfuse.base.wording import counted
-from graphfuse.explain.account import Account, ApartEntry, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
+from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
+from graphfuse.planning.apart import Apart
 from graphfuse.planning.traffic import Traffic
 
 
@@ -73,8 +74,8 @@ def _region(account: Account, r: RegionEntry) -> str:
     return f"{r.knobs} runs {account.names(r.nodes)} ({how})" + (f"; knobs: {r.why}" if r.why else "")
 
 
-def _apart(account: Account, a: ApartEntry) -> str:
-    one, other = (account.names(account.regions[n].nodes) for n in (a.region, a.other))
+def _apart(account: Account, a: Apart) -> str:
+    one, other = (account.names(account.regions[n].nodes) for n in (a.part, a.other))
     return f"{one} without {other}: {a.why}"
 
 

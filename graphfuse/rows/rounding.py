@@ -1,7 +1,6 @@
 """Roundings that are steps of their own, those that change nothing, and steps whose operands have the type already."""
 
 import math
-import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,9 +40,7 @@ TypeOf = Callable[[Operand], data_type | float | None]
 """Of what no step makes its type, or value if known."""
 
 
-def marked(
-    steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, data_type] = types.MappingProxyType({})
-) -> list[AnyStep]:
+def marked(steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, data_type]) -> list[AnyStep]:
     """The steps, marked with what is found. written: types of values of which all that is seen is how they are written:
     a step rounds to it if it computes with such values, and there are cheaper forms of that."""
     made: list[AnyStep] = []

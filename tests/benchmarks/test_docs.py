@@ -90,7 +90,6 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "llama": bench_record.llama_model,
         "models": bench_record.models,
         "followers": bench_record.followers,
-        "compile-cost": bench_record.compile_cost_model,
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
         "ranking": bench_record.ranking,

@@ -134,7 +134,7 @@ def test_gradients(name):
     assert len(found.regions) > 1
     assert f"why plan 0 has {len(found.regions)} parts" in str(found)
     assert SPLITS[name].why in str(found)
-    assert {n for a in found.apart for n in (a.region, a.other)} == set(range(len(found.regions)))
+    assert {n for a in found.apart for n in (a.part, a.other)} == set(range(len(found.regions)))
     assert not [a for a in found.apart if "no pattern" in a.why]
 
 

@@ -36,9 +36,10 @@ class Packed:
 
     @cached_property
     def pack(self) -> dict[str, torch.Tensor]:
+        memory = "cuda" if self.device == "cuda" else "cpu"
         order = torch.randperm(65536, generator=graphs.generator("cpu", 3))
         shifted = torch.stack([EVERY.flatten().roll(k * 683)[order] for k in range(PARTNERS)]).view(-1, 256)
-        x, y = (t.view(TORCH[self.dtype]).to(where(self.device)) for t in (EVERY.repeat(PARTNERS, 1), shifted))
+        x, y = (t.view(TORCH[self.dtype]).to(memory) for t in (EVERY.repeat(PARTNERS, 1), shifted))
         return {"x": x, "y": y, "made": torch.empty_like(x), "largest": torch.empty(len(x), 1, device=x.device)}
 
     def hold(self) -> None:
@@ -49,7 +50,3 @@ class Packed:
         assert same[exact.abs() >= 2.0**-126].all() and same[exact == 0].all()
         near = torch.nextafter(want, got) == got
         assert (same | near).all()
-
-
-def where(device: str) -> str:
-    return device if device == "cuda" else "cpu"
