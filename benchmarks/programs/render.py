@@ -21,6 +21,7 @@ from graphfuse.benchmarks.command import PART
 from graphfuse.benchmarks.programs import (
     all_reduce_record,
     autoencoders,
+    compile_cost,
     cudnn_calls,
     followers,
     host_record,
@@ -160,9 +161,9 @@ def _profile(record: dict) -> str:
 _STUDIES = (
     *(
         module.STUDY
-        for module in (host_record, in_a_model, llama, cudnn_calls, torch_products, wan_block, autoencoders)
+        for module in (host_record, in_a_model, llama, compile_cost, cudnn_calls, torch_products, wan_block)
     ),
-    *(module.STUDY for module in (all_reduce_record, tensor_parallel_record)),
+    *(module.STUDY for module in (autoencoders, all_reduce_record, tensor_parallel_record)),
     *(program.PROGRAM.study for program in (models, followers)),
 )
 _RECORDS: dict[str, Callable[[dict], str]] = {

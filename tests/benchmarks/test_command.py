@@ -95,6 +95,7 @@ def test_without_a_gpu_it_says_so():
     [
         "autoencoders",
         "build_time",
+        "compile_cost",
         "cudnn_calls",
         "every_size",
         "heuristics",

@@ -90,6 +90,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "llama": bench_record.llama_model,
         "models": bench_record.models,
         "followers": bench_record.followers,
+        "compile-cost": bench_record.compile_cost_model,
         "cudnn-calls": bench_record.cudnn_calls_model,
         "wan-block": bench_record.wan_block_model,
         "ranking": bench_record.ranking,
@@ -104,7 +105,8 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         record.write(folder, f"{bench}-part", here, bench_record.record(bench) | {"environment": here})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
     record.write(folder, "autoencoders", other, bench_record.autoencoders_model())
-    record.write(folder, "followers-part", here, programs["followers"]())
+    for kind in ("followers", "models"):
+        record.write(folder, f"{kind}-part", here, programs[kind]())
     for where in (here, other):
         record.write(folder, "wan-vae", where, bench_record.wan_vae_model() | {"environment": where})
     for bench in profile.CASES:

@@ -3,6 +3,7 @@
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import (
     all_reduce_record,
+    compile_cost,
     cudnn_calls,
     host_record,
     in_a_model,
@@ -155,6 +156,18 @@ def llama_model() -> dict:
 
 def _spread(us: float) -> dict[str, float]:
     return {"median": us, "low": 0.9 * us, "high": 1.1 * us}
+
+
+def compile_cost_model() -> dict:
+    """A record of programs.compile_cost."""
+    ways = compile_cost.REGION, compile_cost.FUNCTION, compile_cost.DISPATCHED_REGION, compile_cost.DISPATCHED_OPERATOR
+    host = dict(zip((*ways, compile_cost.OURS, compile_cost.THEIRS), (11.0, 12.0, 17.0, 16.0, 30.0, 25.0), strict=True))
+    return {
+        "environment": environment(),
+        "versions": {"torch": "2.11.0"},
+        "compile_s": {n: {compile_cost.INDUCTOR: 1.0, compile_cost.BACKEND: 0.8} for n in compile_cost.COMPILED},
+        "host_us": {name: _spread(found) for name, found in host.items()},
+    }
 
 
 def cudnn_calls_model() -> dict:

@@ -103,7 +103,9 @@ def _returned(made: Sequence[torch.Tensor], asked: Sequence[bool]) -> object:
 
 def _list(made: object) -> list[torch.Tensor]:
     """Tensors that a function returns, without those that were not asked for."""
-    return [t for t in (made if isinstance(made, tuple) else (made,)) if t is not None]
+    if isinstance(made, tuple):
+        return [t for t in made if t is not None]
+    return [] if made is None else [made]
 
 
 def without_values(f: Function, values: Sequence[object]) -> list[torch.Tensor]:
@@ -121,35 +123,31 @@ def _of(inputs: Tensors, graph: str) -> RegionOperator:
 FROM_INDUCTOR: dict[object, str] = {}
 """By operator, what inductor's code calls in its place: compiled calls need neither autograd nor the dispatcher."""
 
-_STEPS = {
-    "region(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).inference,
-    "region_training(Tensor[] inputs, str graph) -> Tensor[]": lambda tensors, graph: _of(tensors, graph).training,
-    "region_backward(Tensor?[] read, str graph, bool[] asked) -> Tensor[]": (
-        lambda tensors, graph: RegionOperator.of(graph).gradients
-    ),
-}
 
+def _define(name: str, schema: str, step: str) -> torch._ops.OpOverload:
+    """Defines the operator of one of a program's graphs, `step`."""
 
-def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch._ops.OpOverload:
-    name = schema.partition("(")[0]
+    def of(tensors, graph) -> GraphOperator:
+        return getattr(RegionOperator.of(graph) if step == "gradients" else _of(tensors, graph), step)
 
     def run(tensors, graph, asked=()):
-        return _list(step(tensors, graph).function(*tensors, *asked))
+        return _list(of(tensors, graph).function(*tensors, *asked))
 
     def fake(tensors, graph, asked=()):
-        return without_values(step(tensors, graph).declaration, (*tensors, *asked))
+        return without_values(of(tensors, graph).declaration, (*tensors, *asked))
 
     def on_ranks(_, operator, types, args, kwargs=None):
         tensors, graph, *asked = args
-        one = step(tensors, graph)
+        one = of(tensors, graph)
         names = one.declaration.parameters
         given = dict(zip(names, (*tensors, *(flag for flags in asked for flag in flags)), strict=True))
         return _list(sharding.on_ranks(one.declaration, given, lambda local: one.operator(*map(local.get, names))))
 
     def by_inductor(tensors, graph, asked=()):
-        return _list(step(tensors, graph)(*tensors, *asked))
+        # The program was traced with these tensors: there are as many as it reads.
+        return _list(getattr(RegionOperator.of(graph), step)(*tensors, *asked))
 
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
     sharding.OTHERS[f"graphfuse::{name}"] = on_ranks
@@ -162,7 +160,9 @@ def _define(schema: str, step: Callable[[Tensors, str], GraphOperator]) -> torch
     return overload
 
 
-region, region_training, region_backward = (_define(schema, step) for schema, step in _STEPS.items())
+region = _define("region", "(Tensor[] inputs, str graph) -> Tensor[]", "inference")
+region_training = _define("region_training", "(Tensor[] inputs, str graph) -> Tensor[]", "training")
+region_backward = _define("region_backward", "(Tensor?[] read, str graph, bool[] asked) -> Tensor[]", "gradients")
 
 
 def _below_autograd(keyset, inputs: Sequence[torch.Tensor], graph: str) -> list[torch.Tensor]:
