@@ -60,8 +60,14 @@ def _where(record: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     return (
         f"{about['device']}, driver {about['driver']}, CUDA {about['cuda']}, NVRTC {about['nvrtc']}, {about['date']}, "
-        f"commit {str(about['commit'])[:12]}. {versions}."
+        f"commit {_commit(about)}. {versions}."
     )
+
+
+def _commit(about: dict) -> str:
+    """The commit, short, with what tells that files were changed."""
+    commit, *changed = str(about["commit"]).partition("-")
+    return commit[:12] + "".join(changed)
 
 
 def _absences(r: Results) -> str:
@@ -154,7 +160,7 @@ def _ranking(record: dict) -> str:
 
 def _profile(record: dict) -> str:
     about = record["environment"]
-    where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {str(about['commit'])[:12]}."
+    where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {_commit(about)}."
     return f"{where}\n\n{tables.markdown(tables.profile(record))}"
 
 

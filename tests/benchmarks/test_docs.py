@@ -2,6 +2,7 @@
 
 import copy
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -218,3 +219,15 @@ def test_points_of_equal_bytes_are_one():
     points = plot.points(results, "bf16", "graphfuse")
     assert len({round(mb, 1) for mb, _ in points}) == len(points) < 40
     assert [mb for mb, _ in points] == sorted(mb for mb, _ in points)
+
+
+def test_records_are_of_commits_that_anyone_can_check_out():
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True).stdout.strip()
+
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("this is no clone with its history")
+    known = {*git("rev-list", "HEAD").splitlines()}
+    files = [*(ROOT / "docs" / "records").glob("*.json")]
+    commits = {file.name: json.loads(file.read_text())["environment"]["commit"] for file in files}
+    assert files and not {name: c for name, c in commits.items() if git("rev-parse", f"{c}^{{commit}}") not in known}
