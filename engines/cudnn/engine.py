@@ -1,6 +1,7 @@
 """cuDNN as an engine: products, convolutions and attention with the pointwise operations after them, and norms.
 
-A plan is built once, and run with raw addresses on the caller's stream. The engine is used only on request.
+A plan is built once, and run with raw addresses on the caller's stream. Unless GRAPHFUSE_CUDNN is off, the engine is
+asked about what no other engine takes.
 """
 
 import threading

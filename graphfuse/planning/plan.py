@@ -36,6 +36,7 @@ NoteT = TypeVar("NoteT", behavior_note, numerical_note)
 _CIRCLE = No("it and another region would wait for each other")
 
 _NOTHING = No("it was not asked: nothing is left that it might take")
+_OFF = No("it was not asked: it is turned off in the environment")
 
 _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
 
@@ -178,10 +179,11 @@ def propose(
     ranking: Sequence[Rank] = RANKING,
     origins: Mapping[int, Origin] = MappingProxyType({}),
     last: Collection[str] = (),
+    off: Collection[str] = (),
 ) -> Proposal:
     """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
     these leaves it out. last: names of engines that are asked about nodes alone that no engine of another pattern
-    takes, in whatever mode.
+    takes, in whatever mode. off: of those that are not asked at all, as their setting says.
 
     Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
     may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
@@ -255,10 +257,11 @@ def propose(
             break
     plans = () if uncovered else tuple(_alternatives(graph, table, device))
     why = _chosen_why(chosen, len(regions), most_nodes)
-    silent = [e for e in asked if e.name in last and all(e.name != verdict.engine for verdict in verdicts)]
+    silent = {e.name: _NOTHING for e in asked if e.name in last and all(e.name != v.engine for v in verdicts)}
     if device.kind == "cuda":
         everything = Subgraph(graph, tuple(range(len(graph.nodes))))
-        verdicts += [Verdict(Region("", everything, everything), e.name, _NOTHING) for e in silent]
+        unasked = silent | dict.fromkeys(off, _OFF)
+        verdicts += [Verdict(Region("", everything, everything), name, why) for name, why in unasked.items()]
     return Proposal(mode, plans, tuple(dict.fromkeys(verdicts)), tuple(uncovered), why)
 
 

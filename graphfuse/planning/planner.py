@@ -105,12 +105,10 @@ class Planner:
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Plans of every mode, in the order of the modes and without repeats."""
         engines = self._sound_engines()
-        tunings, origins = store.tunings(engines, self.device), self.registry.origins
+        known, tunings = self.registry, store.tunings(engines, self.device)
+        about = {"origins": known.origins, "last": known.last, "off": known.off}
         self.proposals = [
-            plan.propose(
-                self.graph, self.regions, engines, self.device, m, tunings, origins=origins, last=self.registry.last
-            )
-            for m in modes
+            plan.propose(self.graph, self.regions, engines, self.device, m, tunings, **about) for m in modes
         ]
         for proposal in self.proposals:
             known = {p.name for p in self.plans}

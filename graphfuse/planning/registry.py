@@ -57,13 +57,14 @@ class Listed:
 class Registry:
     """Patterns and engines that planning may use, in order of preference. origins: where what the caller did not pass
     comes from, by id. listed: the installed plug-ins. last: names of engines that are asked about nodes alone that no
-    engine of another pattern takes."""
+    engine of another pattern takes. off: of those that the environment turns off."""
 
     patterns: tuple[Pattern, ...]
     engines: tuple[Engine, ...]
     origins: Mapping[int, Origin] = field(default_factory=dict, compare=False, repr=False)
     listed: tuple[Listed, ...] = field(default=(), compare=False, repr=False)
     last: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    off: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
 
 def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) -> Registry:
@@ -77,9 +78,9 @@ def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) ->
     found = _select(_PATTERNS, known, tuple(dict.fromkeys((*known.patterns, *_patterns_of(used)))), patterns)
     given = {id(item) for item in (*patterns, *engines)}
     named = {engine if isinstance(engine, str) else engine.name for engine in engines}
-    return Registry(
-        found, used, {i: o for i, o in known.origins.items() if i not in given}, known.listed, known.last - named
-    )
+    origins = {i: o for i, o in known.origins.items() if i not in given}
+    off = frozenset() if any(isinstance(engine, str) for engine in engines) else known.off - named
+    return Registry(found, used, origins, known.listed, known.last - named, off)
 
 
 def installed() -> Registry:
@@ -194,8 +195,8 @@ def _installed(wanted: bool, libraries: bool | None) -> Registry:
             state = LOADED if why is None else LEFT_OUT
             rows.append(Listed(kind.name, name, where.distribution, where.version, state, why))
     _origins.update(origins)
-    last = engines.LIBRARIES if libraries is None else frozenset()
-    return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows), last)
+    last, off = (engines.LIBRARIES if libraries is asked else frozenset() for asked in (None, False))
+    return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows), last, off)
 
 
 def _offered() -> Iterator[tuple[_Kind, metadata.EntryPoint, str | None]]:

@@ -125,11 +125,12 @@ def test_it_is_used_unless_it_is_turned_off(monkeypatch):
         assert [e.name for e in found.engines] == names and found.last == last
         assert (epilogues.NORMS in found.patterns) is ("cudnn" in names) and epilogues.PATTERN in found.patterns
         # Whoever names it has it.
+        assert found.off == ({"cudnn"} if value == "off" else set()) and not plugins.registry(engines=["rows"]).off
         chosen = plugins.registry(engines=["cudnn", "reference"])
         assert [e.name for e in chosen.engines] == ["cudnn", "reference"] and epilogues.NORMS in chosen.patterns
         given_object = plugins.registry(engines=[CudnnEngine()])
         assert [e.name for e in given_object.engines] == ["cudnn", *(n for n in names if n != "cudnn")]
-        assert not chosen.last and not given_object.last
+        assert not any((chosen.last, given_object.last, chosen.off, given_object.off))
     monkeypatch.setenv("GRAPHFUSE_CUDNN", "yes")
     with pytest.raises(SettingError, match="GRAPHFUSE_CUDNN='yes' is not known; accepted: on, off"):
         plugins.registry()
@@ -159,7 +160,7 @@ def asked(draw, mode, last=("cudnn",)):
     known = plugins.registry()
     engines = [engine if e.name == "cudnn" else e for e in known.engines]
     found, _ = plan.matches(low, known)
-    proposal = plan.propose(low, found, engines, H200, mode, last=last)
+    proposal = plan.propose(low, found, engines, H200, mode, last=last, off=known.off)
     why = [str(v.why) for v in proposal.verdicts if v.engine == "cudnn" and v.why is not None]
     return engine.about, [part.engine.name for part in proposal.plans[0].parts], why
 
@@ -180,6 +181,13 @@ def test_a_norm_alone_never_pays_for_it(mode):
     about, engines, _ = asked(norm, mode, last=())
     assert engines == ["cudnn" if mode is heur_mode.FALLBACK else "rows"]
     assert about == ([] if mode is heur_mode.A else [["rmsnorm"]])
+
+
+def test_turned_off_it_is_not_asked_and_the_verdicts_say_why(monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_CUDNN", "off")
+    about, engines, why = asked(lambda g: g.relu(product(g)), heur_mode.A, last=())
+    assert about == [] and "cudnn" not in engines
+    assert why == ["it was not asked: it is turned off in the environment"]
 
 
 @pytest.mark.parametrize("mode", plans.MODES)
