@@ -5,13 +5,14 @@ torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
 from graphfuse.functional import sharding
-from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm
+from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm, add_layernorm
 from graphfuse.functional.all_reduce import all_reduce_add_rmsnorm
 from graphfuse.functional.explained import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,
     fused_add_rmsnorm_quant_dynamic,
+    layernorm_quant,
     quantize_fp8,
     rmsnorm_quant,
     rmsnorm_quant_dynamic,
@@ -41,6 +42,7 @@ from graphfuse.functional.softmax import log_softmax, logsumexp, normalize, soft
 __all__ = [
     "adalayernorm",
     "add_adalayernorm",
+    "add_layernorm",
     "add_rmsnorm_fp4quant",
     "all_reduce_add_rmsnorm",
     "cross_entropy",
@@ -54,6 +56,7 @@ __all__ = [
     "gemma_fused_add_rmsnorm",
     "gemma_rmsnorm",
     "layernorm",
+    "layernorm_quant",
     "log_softmax",
     "logsumexp",
     "normalize",

@@ -1,12 +1,12 @@
-"""Layer norm with a scale and a shift per sample, alone and after a gated residual sum, as in diffusion
-transformers."""
+"""Layer norm as diffusion transformers have it: with a scale and a shift per sample, alone and after a gated residual
+sum, or with weight and bias after such a sum."""
 
 import torch
 
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, OUT, RESIDUAL_OUT, SUMMAND
+from graphfuse.functional.norms import INPUT, MAYBE_BIAS, MAYBE_WEIGHTS, OUT, RESIDUAL_OUT, SUMMAND
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, samples
 from graphfuse.op_graph.tensor import Tensor
 
@@ -17,17 +17,23 @@ def modulated(d: DrawnGraph, normal: Tensor) -> Tensor:
     return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def _added(d: DrawnGraph) -> None:
+def _gated_sum(d: DrawnGraph) -> Tensor:
     summand = d.graph.mul(d["input"], d["gate"]) if "gate" in d else d["input"]
-    summed = d.store_read("residual_out", d.graph.add(summand, d["residual"]))
-    d.store("out", modulated(d, d.norm(summed, None, centred=True)))
+    return d.store_read("residual_out", d.graph.add(summand, d["residual"]))
 
 
 _PLAIN = Variant(
     (INPUT, _SCALE, _SHIFT, OUT), lambda d: d.store("out", modulated(d, d.norm(d["input"], None, centred=True)))
 )
 _GATE = TensorParameter("gate", FLOATS, samples("input"), optional=True)
-_ADDED = Variant((INPUT, SUMMAND, _SCALE, _SHIFT, _GATE, OUT, RESIDUAL_OUT), _added)
+_ADDED = Variant(
+    (INPUT, SUMMAND, _SCALE, _SHIFT, _GATE, OUT, RESIDUAL_OUT),
+    lambda d: d.store("out", modulated(d, d.norm(_gated_sum(d), None, centred=True))),
+)
+_ADDED_BEFORE_WEIGHT = Variant(
+    (INPUT, SUMMAND, MAYBE_WEIGHTS, MAYBE_BIAS, _GATE, OUT, RESIDUAL_OUT),
+    lambda d: d.store("out", d.norm(_gated_sum(d), centred=True)),
+)
 
 
 @function(_PLAIN, "out")
@@ -70,4 +76,23 @@ def add_adalayernorm(
     arguments and errors as of ``adalayernorm``.
 
     Returns (out, residual_out).
+    """
+
+
+@function(_ADDED_BEFORE_WEIGHT, "out", "residual_out")
+def add_layernorm(
+    input: torch.Tensor,  # noqa: A002
+    residual: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """residual_out is residual + input * gate, and out is ``layernorm`` of that sum, in one kernel.
+
+    weight, bias: as of ``layernorm``. The other arguments and errors as of ``add_adalayernorm``; without a gate,
+    ``fused_add_layernorm`` is the same in place. Returns (out, residual_out).
     """

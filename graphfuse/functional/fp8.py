@@ -1,4 +1,4 @@
-"""FP8 outputs with a given scale, or with one computed for each row or group of a row: of RMSNorm, of SiLU times a
+"""FP8 outputs with a given scale, or with one computed for each row or group of a row: of norms, of SiLU times a
 tensor, or of a tensor."""
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,18 @@ from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
+from graphfuse.functional.norms import (
+    INPUT,
+    MAYBE_BIAS,
+    MAYBE_WEIGHTS,
+    NORM_BESIDE,
+    RESIDUAL,
+    WEIGHT,
+    added,
+    beside,
+    centred,
+    plain,
+)
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, TensorParameter, blocks, like, one, rows
 from graphfuse.op_graph.tensor import Tensor
 
@@ -19,12 +30,12 @@ GROUP = 128
 """Elements of a group."""
 
 
-def _static(draw: Callable[[DrawnGraph], Tensor], *residual: TensorParameter) -> Variant:
+def _static(draw: Callable[[DrawnGraph], Tensor], *read: TensorParameter) -> Variant:
     def quantize(d: DrawnGraph) -> None:
         d.store("out", d.graph.mul(draw(d), d.graph.reciprocal(d["scale"])))
 
     out = TensorParameter("out", FP8, like("input"), written=True)
-    return Variant((INPUT, *residual, WEIGHT, TensorParameter("scale", FLOAT, one), out), quantize)
+    return Variant((INPUT, *read, TensorParameter("scale", FLOAT, one), out), quantize)
 
 
 def _by_rows(d: DrawnGraph, y: Tensor) -> None:
@@ -62,7 +73,7 @@ _GATE = TensorParameter("gate", FLOATS)
 _UP = TensorParameter("up", FLOATS, like("gate"))
 
 
-@function(_static(plain))
+@function(_static(plain, WEIGHT))
 def rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
@@ -79,7 +90,7 @@ def rmsnorm_quant(
     """
 
 
-@function(_static(added, RESIDUAL))
+@function(_static(added, RESIDUAL, WEIGHT))
 def fused_add_rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,  # noqa: A002
@@ -93,6 +104,22 @@ def fused_add_rmsnorm_quant(
 
     The sum as in ``fused_add_rmsnorm``, but input is only read; out and scale as in ``rmsnorm_quant``.
     Returns None.
+    """
+
+
+@function(_static(centred, MAYBE_WEIGHTS, MAYBE_BIAS))
+def layernorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """out becomes ``layernorm(input, weight, bias, eps)`` * (1 / scale) as FP8, rounded once and saturating.
+
+    out and scale as in ``rmsnorm_quant``. The rest, and errors, as of ``layernorm``. Returns None.
     """
 
 

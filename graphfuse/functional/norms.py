@@ -47,6 +47,11 @@ def plain(d: DrawnGraph) -> Tensor:
     return d.norm(d["input"])
 
 
+def centred(d: DrawnGraph) -> Tensor:
+    """The layer norm of input."""
+    return d.norm(d["input"], centred=True)
+
+
 def added(d: DrawnGraph) -> Tensor:
     """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
     return d.norm(_sum(d))
@@ -234,7 +239,7 @@ def qk_rmsnorm(
     """
 
 
-@function(_norm(lambda d: d.norm(d["input"], centred=True), MAYBE_WEIGHTS, MAYBE_BIAS), "out")
+@function(_norm(centred, MAYBE_WEIGHTS, MAYBE_BIAS), "out")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor | None = None,

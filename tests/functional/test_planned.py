@@ -62,6 +62,8 @@ OUTS = {
         ("fused_add_layernorm", "out", F8_WIDE),
         ("softmax", "out", F8),
         ("normalize", "out", torch.float32),
+        ("add_layernorm", "out", F8),
+        ("layernorm_quant", "out", F8_WIDE),
         ("rmsnorm_quant", "out", F8_WIDE),
         ("fused_add_rmsnorm_quant", "out", F8_WIDE),
         ("rmsnorm_quant_dynamic", "out", F8_WIDE),

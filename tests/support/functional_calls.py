@@ -122,6 +122,18 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
         case "layernorm":
             b = tensors(shape[-1:], weight or dtype, 5)
             return Call(function, {"input": x, "weight": w, "bias": b}, {"out": layer_norm(x, w, b)}, ("out",))
+        case "layernorm_quant":
+            b = tensors(shape[-1:], weight or dtype, 5)
+            given = {"out": empty(F8), "input": x, "weight": w, "bias": b, "scale": scale}
+            return Call(function, given, {"out": layer_norm(x, w, b) / scale.double()})
+        case "add_layernorm":
+            b = tensors(shape[-1:], weight or dtype, 5)
+            c = tensors((*shape[:-1][:1], *(1 for _ in shape[1:-1]), shape[-1]), weight or dtype, 8)
+            total = r.double() + x.double() * c.double()
+            given = {"input": x, "residual": r, "weight": w, "bias": b, "gate": c}
+            return Call(
+                function, given, {"out": layer_norm(total, w, b), "residual_out": total}, ("out", "residual_out")
+            )
         case "fused_add_layernorm":
             b = tensors(shape[-1:], weight or dtype, 5)
             given = {"input": x, "residual": r, "weight": w, "bias": b}
@@ -186,6 +198,7 @@ OUTS = {
     "layernorm": {"out": F8},
     "adalayernorm": {"out": F8},
     "add_adalayernorm": {"out": torch.float16, "residual_out": torch.float32},
+    "add_layernorm": {"out": torch.float16, "residual_out": torch.float32},
     "softmax": {"out": F8},
     "log_softmax": {"out": torch.float32},
     "logsumexp": {"out": torch.bfloat16},
