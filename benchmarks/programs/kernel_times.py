@@ -48,7 +48,12 @@ def by_kind(kernels: KernelTimes) -> dict[str, float]:
     return found
 
 
+def longest(kernels: KernelTimes, count: int) -> list[dict]:
+    """The kernels that take longest: milliseconds, launches, kind, name."""
+    found = sorted(kernels.items(), key=lambda item: -item[1][1])[:count]
+    return [{"ms": ms, "launches": n, "kind": kind(name), "name": name[:150]} for name, (n, ms) in found]
+
+
 def told(kernels: KernelTimes, count: int) -> str:
-    """The kernels that take longest, one a line."""
-    longest = sorted(kernels.items(), key=lambda item: -item[1][1])[:count]
-    return "\n".join(f"{ms:9.3f} ms {n:5d} x  {kind(name):16} {name[:150]}" for name, (n, ms) in longest)
+    """The same, one a line."""
+    return "\n".join("{ms:9.3f} ms {launches:5d} x  {kind:16} {name}".format(**one) for one in longest(kernels, count))

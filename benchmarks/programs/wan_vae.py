@@ -3,10 +3,10 @@
     python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--resume] [--only CASE ...] [--ways WAY ...]
                                                     [--seconds N] [--rounds N] [--quick] [--top N]
 
-Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel is
-the profiler's. Memory is torch's peak over what was allocated before the call. First calls of ours are measured in
-processes of their own, with no kernels kept and with those of the process before. `graphfuse bench wan-vae` is this
-program.
+Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel, and
+that of the kernels that take longest, is the profiler's. Memory is torch's peak over what was allocated before the
+call. First calls of ours are measured in processes of their own, with no kernels kept and with those of the process
+before. `graphfuse bench wan-vae` is this program.
 
 The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
 measure some ways, and keep the others of the record that is there. The slowest, alone:
@@ -56,6 +56,8 @@ NAMES = tuple(way.name for way in WAYS.values())
 WARM = 2
 LONG = 1000.0
 """Milliseconds of a call that is timed in half of the rounds."""
+KEPT, SHOWN = 12, 60
+"""Kernels of a call that a record names, and characters of a name that a page has."""
 
 
 def _measured(content: dict, call: str, *ways: str) -> list[tuple[str, list[dict]]]:
@@ -74,6 +76,10 @@ def faster(over: str, call: str, limit: float) -> Target:
     return Target(f"{call}: times as fast as {over}, at worst", limit, True, figures)
 
 
+def _milliseconds(content: dict) -> list[tuple[float, str]]:
+    return [(ours["ms"]["median"], name) for name, (ours,) in _measured(content, str(CASES[0]), OURS)]
+
+
 def no_more(what: str, key: str, limit: float) -> Target:
     def figures(content: dict):
         return ((b[key] / a[key], name) for name, (a, b) in _measured(content, "", EAGER, OURS))
@@ -89,6 +95,7 @@ def _started(what: str, key: str, limit: float) -> Target:
 
 
 TARGETS = (
+    Target(f"{CASES[0]}, milliseconds", 97.0, False, _milliseconds),
     faster(EAGER, "decode", 2.1),
     faster(COMPILED, "decode", 2.1),
     faster(EAGER, "encode", 1.8),
@@ -149,6 +156,7 @@ def measure(
                 "ms": turns.quartiles(times),
                 "kinds": kernel_times.by_kind(kernels),
                 "kernels": sum(count for count, _ in kernels.values()),
+                "longest": kernel_times.longest(kernels, KEPT),
             }
             if top:
                 print(f"\n{case}, {title}: kernels by time\n{kernel_times.told(kernels, top)}")
@@ -214,8 +222,23 @@ def kinds(content: dict) -> tables.Table:
     )
 
 
+def longest(content: dict) -> tables.Table:
+    """The kernels that take longest in our way."""
+    return tables.Table(
+        f"milliseconds of the GPU, the {KEPT} kernels that take longest, {OURS}",
+        ("case", "kernel", "kind", "launches", "ms"),
+        [
+            (case["name"], f"`{one['name'][:SHOWN]}`", one["kind"], str(one["launches"]), f"{one['ms']:.2f}")
+            for case in content["cases"]
+            for one in case["ways"].get(OURS, {}).get("longest", ())
+        ],
+        left=3,
+    )
+
+
 def shown(content: dict) -> tuple[tables.Table, ...]:
-    return times(content), kinds(content)
+    by_name = longest(content)
+    return times(content), kinds(content), *((by_name,) if by_name.rows else ())
 
 
 STUDY = Study(NAME, __doc__, shown, TARGETS, DISTRIBUTIONS, rounds=12, quick="short cases, nothing compiled, 5 rounds")

@@ -2,9 +2,12 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 CONFIGS = {
     "wan 2.1": {},
@@ -40,6 +43,55 @@ def distance(made, wanted):
     """The largest difference, over the largest value."""
     assert made.shape == wanted.shape and made.dtype == wanted.dtype
     return ((made - wanted).abs().max() / wanted.abs().max()).item()
+
+
+Given = tuple[tuple, dict]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a module: what it is given, copied before and after, and what it makes."""
+
+    module: torch.nn.Module
+    given: Given
+    left: Given
+    made: torch.Tensor
+
+
+class Calls:
+    """Context in which calls of modules are recorded, those within others before these."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]):
+        self.modules = [*modules]
+        self._calls, self._open, self._hooks = list[Call](), list[Given](), []
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
+
+    def __enter__(self):
+        for module in self.modules:
+            self._hooks += (
+                module.register_forward_pre_hook(lambda _, *given: self._open.append(_copied(given)), with_kwargs=True),
+                module.register_forward_hook(self._close, with_kwargs=True),
+            )
+        return self
+
+    def __exit__(self, *error):
+        for hook in self._hooks:
+            hook.remove()
+
+    def _close(self, module, args, kwargs, made):
+        self._calls.append(Call(module, self._open.pop(), _copied((args, kwargs)), made.clone()))
+
+
+def _copied(given: Given) -> Given:
+    return tree_map_only(torch.Tensor, torch.clone, given)
+
+
+def lists(given: Given) -> list[list]:
+    """Lists among arguments: frames that are kept, and the place of the next."""
+    args, kwargs = given
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, list)]
 
 
 class Copies(TorchDispatchMode):

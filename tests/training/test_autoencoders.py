@@ -9,11 +9,13 @@ import torch
 from torch.nn import functional
 
 from graphfuse import VariantPackError
+from graphfuse.emulator import kernel
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.autoencoders import fault, known
 from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
+from graphfuse.torch.autoencoders.wan import FORWARDS
 from graphfuse.torch.fusion import set_forward
-from support.video_autoencoders import CONFIGS, Copies, distance, drawn, own, wan
+from support.video_autoencoders import CONFIGS, Calls, Copies, distance, drawn, lists, own, wan
 
 pytestmark = pytest.mark.torch
 
@@ -102,6 +104,28 @@ def test_each_module_in_chunks_of_frames(fused, name, frames):
             assert distance(ours, other[:, :, -ours.shape[2] :]) < CLOSE
 
 
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_module_in_every_call(config):
+    """What each module that is replaced is given in an encode and a decode, and the frames that it keeps then."""
+    vae = wan(**config)
+    with Calls(m for m in vae.modules() if known.role(m) in FORWARDS) as calls, torch.no_grad():
+        vae.encode(drawn(1, 3, 9, 32, 48))
+        vae.decode(drawn(1, 4, 3, 4, 6))
+    report = fuse(vae)
+    assert {e.name for e in report.replaced} >= {name for name, m in vae.named_modules() if m in calls.modules}
+    with torch.no_grad():
+        for call in calls:
+            given, named = call.given
+            assert distance(call.module(*given, **named), call.made) < CLOSE
+            for kept, theirs in zip(lists(call.given), lists(call.left), strict=True):
+                for ours, other in zip(kept, theirs, strict=True):
+                    assert type(ours) is type(other)
+                    if isinstance(ours, torch.Tensor):
+                        assert distance(ours, other[:, :, -ours.shape[2] :]) < CLOSE
+                    else:
+                        assert ours == other
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_each_module_without_frames_that_are_kept(fused, name):
     part, x = fused.get_submodule(name), drawn(*PARTS[name])
@@ -152,6 +176,23 @@ def test_upsampling_is_one_copy(fused, time):
     with torch.no_grad(), Copies(4 * x.nbytes) as ours:
         block(x, kept, [0])
     assert ours.found == {"copy_": 1}
+
+
+@pytest.mark.emulate
+def test_other_frames_and_as_many_places_compile_nothing_again(one, plan_on, monkeypatch):
+    """More places are another class of row counts at most, whose kernels may have other knobs."""
+    plan_on("emulator")
+    sources, build = set(), kernel.build
+    monkeypatch.setattr(kernel, "build", lambda source, *what: sources.add(source) or build(source, *what))
+    kernel.load.cache_clear()
+    fuse(one)
+    found = []
+    for frames, height, width in ((2, 4, 6), (4, 4, 6), (2, 6, 4), (2, 8, 12)):
+        with torch.no_grad():
+            one.decode(drawn(1, 4, frames, height, width))
+        found.append(len(sources))
+    first, *same, more = found
+    assert first > 0 and same == [first, first] and more <= 2 * first
 
 
 def test_weights_are_turned_and_states_are_not(one, tmp_path):

@@ -18,11 +18,14 @@ from graphfuse.torch.fusion.report import Entry
 _TURNED = "_graphfuse_turned"
 _FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
 
-_ENDS = "the first convolution copies its input into channels-last, and the result is copied out of it"
+_ENDS = (
+    "the first convolution copies its input into channels-last, and the result is copied out of it, as callers have "
+    "contiguous tensors"
+)
 _BECAME = {
-    known.RESIDUAL: "frames (norm, swish, convolution, add)",
+    known.RESIDUAL: "frames (norm, swish, torch's convolution, add)",
     known.ATTENTION: "frames (norm, attention)",
-    known.RESAMPLE: "frames (copy, convolution)",
+    known.RESAMPLE: "frames (copy, torch's convolution)",
 } | dict.fromkeys((*known.CONTAINERS, *known.ENDS), "frames (its modules)")
 
 

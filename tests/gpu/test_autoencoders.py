@@ -1,0 +1,68 @@
+"""The VAE of WAN on a GPU: what it makes, what moves in it, and as a CUDA graph."""
+
+import pytest
+import torch
+
+from graphfuse.benchmarks.programs import kernel_times
+from graphfuse.torch import fuse
+from support.video_autoencoders import distance, drawn, wan
+
+pytest.importorskip("diffusers", minversion="0.35")
+pytestmark = pytest.mark.gpu
+
+WIDTH = {"base_dim": 96, "z_dim": 16, "num_res_blocks": 2, "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
+"""The published widths."""
+
+
+@pytest.fixture(scope="module")
+def models():
+    """The model, fused, in bfloat16, and in float32 as it was."""
+    exact = wan(**WIDTH).cuda()
+    half = wan(**WIDTH).cuda().bfloat16()
+    return half, exact
+
+
+def decoded(vae, latents):
+    with torch.no_grad():
+        return vae.decode(latents).sample
+
+
+@pytest.fixture(scope="module")
+def latents():
+    return drawn(1, 16, 3, 12, 20).cuda().bfloat16()
+
+
+def test_it_is_as_close_to_float32_as_the_model(models, latents):
+    half, exact = models
+    wanted = decoded(exact, latents.float())
+    theirs = (decoded(half, latents).float() - wanted).norm()
+    report = fuse(half)
+    assert {e.name for e in report.replaced} >= {"encoder", "decoder"}
+    assert (decoded(half, latents).float() - wanted).norm() <= 1.05 * theirs
+
+
+def test_no_convolution_changes_a_layout_in_the_decoder(models, latents):
+    half, _ = models
+    fuse(half)
+    with torch.no_grad():
+        given, kept = latents.contiguous(memory_format=torch.channels_last_3d), [None] * 40
+        half.decoder(given[:, :, :1], kept, [0], True)
+        kernels = kernel_times.taken(lambda: half.decoder(given[:, :, 1:2], kept, [0]))
+    assert any(kernel_times.kind(name) == "convolution" for name in kernels)
+    assert not [name for name in kernels if kernel_times.kind(name) == "layout"]
+
+
+def test_a_decode_is_captured(models, latents):
+    half, _ = models
+    fuse(half)
+    for _ in range(3):  # cuDNN's plans are measured, kernels compiled
+        wanted = decoded(half, latents)
+    graph, given = torch.cuda.CUDAGraph(), latents.clone()
+    with torch.cuda.graph(graph):
+        made = decoded(half, given)
+    given.copy_(-latents)
+    graph.replay()
+    assert torch.equal(made, decoded(half, -latents))
+    given.copy_(latents)
+    graph.replay()
+    assert distance(made.float(), wanted.float()) < 1e-2
