@@ -1,4 +1,5 @@
-"""The GPU lane: a kernel cache of its own for the session, and memory given back between tests."""
+"""The GPU lane: a kernel cache of its own for the session, which all workers share, and memory given back between
+tests."""
 
 import os
 import subprocess
@@ -9,8 +10,9 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
-    before = os.environ.get("GRAPHFUSE_CACHE_DIR")
-    os.environ["GRAPHFUSE_CACHE_DIR"] = str(tmp_path_factory.mktemp("kernels"))
+    before, folder = os.environ.get("GRAPHFUSE_CACHE_DIR"), tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    os.environ["GRAPHFUSE_CACHE_DIR"] = str(folder / "kernels")
     yield
     if before is None:
         del os.environ["GRAPHFUSE_CACHE_DIR"]
