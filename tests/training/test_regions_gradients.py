@@ -193,3 +193,22 @@ def test_a_view_without_gradients():
         x = rows(FULL).requires_grad_()
         grads += torch.autograd.grad(f(x).sum(), x)
     torch.testing.assert_close(*grads)
+
+
+def test_an_output_that_has_no_gradient_is_read_by_that_of_another():
+    """Here the mask as numbers, which is stored anyway."""
+    program = Program(
+        (RegionInput("in0", "nn", "FLOAT"), RegionInput("in1", "nn", "BOOLEAN")),
+        (
+            ProgramStep("identity", {"input": "in1"}, {}, "BFLOAT16"),
+            ProgramStep("mul", {"a": "in0", "b": "@0"}),
+            ProgramStep("reduction", {"input": "@1"}, {"mode": "ADD"}),
+        ),
+        (Result(0, "nn", "BFLOAT16"), Result(2, "n1", "FLOAT")),
+    )
+    of, x, mask = RegionOperator.of(program.text), rows(FULL).requires_grad_(), rows(FULL, 1) > 0
+    assert of.graphs.kept == ("out0",)
+    numbers, total = of.run(x, mask)
+    assert torch.equal(numbers, mask.to(HALF)) and not numbers.requires_grad
+    total.sum().backward()
+    assert torch.equal(x.grad, mask.float())

@@ -83,7 +83,9 @@ class RegionGraphs(Computation):
     def kept(self) -> tuple[str, ...]:
         """Names of what backward reads: inputs, outputs, and tensors of steps with one value a row."""
         graph, given, made = self._small
-        outputs = [made[one.step].set_name(one.name) for one in self.pulled]
+        for one in self.program.outputs:
+            made[one.step].set_name(one.name)
+        outputs = [made[one.step] for one in self.pulled]
         found = differentiate(graph, outputs, [given[one.name] for one in self.computed]).kept
         # What joined rows do not tell the shape of is read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
