@@ -55,7 +55,7 @@ def differentiate(
     outputs: those whose gradients are given. wrt: those whose gradients are made, each in its tensor's shape, strides
     and type. Nothing else is drawn.
 
-    Backward reads inputs of the graph, values with fewer elements than what they were reduced from (one a row, of a
+    Backward reads inputs of the graph, values with fewer elements than what they were computed of (one a row, of a
     norm), results of products, convolutions and attention, and outputs, unless all that these are made of is read
     anyway, or they have less than 16 bits. Everything else it computes again, unrounded. kept: more tensors that it
     reads in place of that.
@@ -205,6 +205,7 @@ class _Drawing:
         for t, read in self.read.items():
             if t in self.producers and t.get_is_virtual():
                 t.set_output(True).set_data_type(read.get_data_type())
+        self._name_apart()
         self._check_names()
         self.forward.validate()
         self.graph.validate()
@@ -215,6 +216,15 @@ class _Drawing:
             {t.get_name(): grad for t, grad in self.given.items()},
             {t.get_name(): grad for t, grad in stored.items()},
         )
+
+    def _name_apart(self) -> None:
+        """What is kept in the names of its graph may be called as nodes here call what they make."""
+        names = {t.get_name() for t in self.read.values()}
+        for t in (t for node in self.graph.nodes for t in node.outputs.values() if t.get_is_virtual()):
+            name = t.get_name()
+            while name in names:
+                name = f"backward::{name}"
+            t.set_name(name)
 
     def _check_names(self) -> None:
         """Callers find tensors of backward by their names."""
@@ -249,8 +259,10 @@ class _Drawing:
 
 
 def _is_reduced(node: NodeRecord | None, t: Tensor) -> bool:
-    """True if a node makes a tensor of more elements than it has."""
-    return node is not None and prod(t.get_dim()) < max(prod(source.get_dim()) for source in node.inputs.values())
+    """True if a node computes a tensor of more elements than it has."""
+    if node is None or node.op.moved:
+        return False
+    return prod(t.get_dim()) < max(prod(source.get_dim()) for source in node.inputs.values())
 
 
 def _without_overlap(t: Tensor) -> Tensor:

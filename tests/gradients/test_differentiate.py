@@ -122,6 +122,38 @@ def test_products_are_kept_and_never_computed_again():
     assert set(differentiate(g, ["out"], ["a", "b"]).kept) == {"a", "b", "product::C"}
 
 
+def test_slices_and_chosen_rows_are_read_where_they_are():
+    g = differentiated.new()
+    x, table = g.tensor([4, 8], name="x"), g.tensor([6, 4], name="table")
+    rows = g.tensor([4, 1], data_type=data_type.INT64, name="rows")
+    left, right = (g.slice(x, slices=(slice(None), part)) for part in (slice(0, 4), slice(4, 8)))
+    g.mul(g.mul(g.swish(left), right), g.gather_rows(table, rows)).set_output().set_name("out")
+    made = differentiate(g, ["out"], ["x", "table"])
+    assert set(made.kept) == {"x", "table", "rows"}
+    values = {"x": (4, 8), "table": (6, 4)}
+    drawn = {name: torch.randn(shape, dtype=torch.float64) for name, shape in values.items()}
+    differentiated.checked(made, drawn | {"rows": torch.tensor([[0], [5], [2], [0]])})
+
+
+def test_a_second_derivative_has_what_is_kept_as_an_input():
+    g = differentiated.new()
+    x = g.tensor([4, 8], name="x")
+    length = g.reduction(g.mul(x, x), mode=reduction_mode.ADD).set_dim([4, 1])
+    g.mul(x, length).set_output().set_name("out")
+    first = differentiate(g, ["out"], ["x"])
+    (kept,) = set(first.kept) - {"x"}
+    second, of_kept = differentiate(first.backward, ["dx"], ["x", kept]), differentiate(first.forward, [kept], ["x"])
+    value, grad, direction = (torch.randn(4, 8, dtype=torch.float64) for _ in range(3))
+    known = {"x": value, "dout": grad, "ddx": direction, kept: (value * value).sum(-1, keepdim=True)}
+    known |= differentiated.built(second.forward)(known)
+    found = differentiated.built(second.backward)(known)
+    whole = differentiated.built(of_kept.backward)({"x": value, f"d{kept}": found[f"d{kept}"]})["dx"] + found["dx"]
+    leaf = value.clone().requires_grad_()
+    (once,) = torch.autograd.grad(leaf * (leaf * leaf).sum(-1, keepdim=True), leaf, grad, create_graph=True)
+    (twice,) = torch.autograd.grad(once, leaf, direction)
+    torch.testing.assert_close(whole, twice)
+
+
 def test_what_is_repeated_before_it_is_summed_counts_as_often():
     """The sum's gradient is the same along what was repeated."""
     g = differentiated.new()
