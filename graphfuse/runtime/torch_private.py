@@ -232,6 +232,12 @@ def without_modes() -> AbstractContextManager[object]:
     return (_find("utils._python_dispatch._disable_current_modes") or nullcontext)()
 
 
+def python_dispatcher() -> AbstractContextManager[object]:
+    """Context in which operators run torch's rules in Python, which know extents that vary. Where torch has none, its
+    own in C++, of which some do not."""
+    return (_find("_dispatch.python.enable_python_dispatcher") or nullcontext)()
+
+
 def differentiates_forward() -> Callable[[], bool]:
     """Function that says if a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work.
     Always, where torch cannot tell."""

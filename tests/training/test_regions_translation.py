@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphfuse.ops import OPS
+from graphfuse.torch.regions import judged
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import HALF, C, T, rows
 from support.traces import recorded
@@ -66,3 +67,25 @@ def test_what_does_not_translate(what):
     for node in module.graph.nodes:
         translation.add(node)
     assert any(said.startswith(why) or why in said for said in translation.why.values()), translation.why
+
+
+@pytest.mark.parametrize("of", [lambda x, w: torch.addcmul(x, x, w), lambda x, w: torch.lerp(x, w, 0.3)])
+def test_extents_that_vary_lose_no_operation(of, capfd):
+    """Torch's own rules in C++ know only concrete ones, and it logs what they cannot do."""
+    kinds = []
+
+    def backend(module, inputs):
+        verdicts, _ = judged.replace_in(module, False)
+        kinds.append([[step.op for step in region.program.steps] for region, _ in verdicts])
+        return module.forward
+
+    def function(x, w):
+        return of(torch.nn.functional.rms_norm(x, (C,)), w)
+
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        x, w = rows(), rows(shape=(C,))
+        torch.testing.assert_close(torch.compile(function, backend=backend, dynamic=dynamic)(x, w), function(x, w))
+    fixed, varying = kinds
+    assert fixed == varying and len(fixed) == 1 and len(fixed[0]) > 1
+    assert "failed while attempting" not in capfd.readouterr().err

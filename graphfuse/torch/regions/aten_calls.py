@@ -80,8 +80,12 @@ def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     modes = (getattr(t, "fake_mode", None) for t in tensors)
     mode = next((mode for mode in modes if mode is not None), None)
     extents = getattr(mode, "shape_env", None)
-    with nullcontext() if mode is None else mode, nullcontext() if extents is None else extents.suppress_guards():
-        yield
+    with nullcontext() if mode is None else mode:
+        if extents is None:
+            yield
+        else:
+            with extents.suppress_guards(), torch_private.python_dispatcher():
+                yield
 
 
 def calls_of(
