@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from graphfuse.ops import OPS
+from graphfuse.torch import compile_report
 from graphfuse.torch.regions.translate import TranslatedGraph
-from support.regions import HALF, C, T, rows
+from support.regions import FULL, HALF, C, T, rows
 from support.traces import recorded
 
 pytestmark = pytest.mark.torch
@@ -88,3 +89,18 @@ def test_extents_that_vary_lose_no_operation(name):
     program = VARYING.replace("NAME", repr(name))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "region (rmsnorm, " in done.stdout and "failed while" not in done.stderr, done.stderr
+
+
+def test_what_is_written_in_place_is_told():
+    def function(x):
+        h = x * 2
+        first = torch.nn.functional.rms_norm(h, (C,))
+        h[:, :1] = 0
+        return first, torch.nn.functional.rms_norm(h, (C,))
+
+    torch.compiler.reset()
+    x = rows(FULL)
+    run = torch.compile(function, backend="graphfuse", options={"then": "eager", "decline": False})
+    for made, wanted in zip(run(x), function(x), strict=True):
+        torch.testing.assert_close(made, wanted)
+    assert str(compile_report()).count("h, which it reads, is written in place") == 2

@@ -77,15 +77,15 @@ def _has_tensors(node: Node) -> bool:
 def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Context of tensors without memory: operations make such tensors of numbers, too, and what they ask of
     extents that vary guards nothing."""
+    tensors = [*tensors]
     modes = (getattr(t, "fake_mode", None) for t in tensors)
     mode = next((mode for mode in modes if mode is not None), None)
     extents = getattr(mode, "shape_env", None)
-    with nullcontext() if mode is None else mode:
-        if extents is None:
-            yield
-        else:
-            with extents.suppress_guards(), torch_private.python_dispatcher():
-                yield
+    vary = any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape)
+    rules = torch_private.python_dispatcher() if vary else nullcontext()
+    unguarded = nullcontext() if extents is None else extents.suppress_guards()
+    with nullcontext() if mode is None else mode, unguarded, rules:
+        yield
 
 
 def calls_of(

@@ -115,7 +115,7 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
     levels, given = dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
-        usable = node in parts and not any(map(is_changed, (node, *node.all_input_nodes))) and translation.add(node)
+        usable = node in parts and not _is_written(node, translation) and translation.add(node)
         usable = usable and not _is_elsewhere(node, translation, parts)
         read = ((t, (t, node) in translation.in_memory) for t in node.all_input_nodes if t in levels)
         below = max((levels[t] + in_memory for t, in_memory in read), default=0)
@@ -131,6 +131,15 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
     visible = _visible(translation)
     components = _components(translation, levels, parts)
     return [region for steps in components for region in _regions(translation, visible, steps)]
+
+
+def _is_written(node: Node, translation: TranslatedGraph) -> bool:
+    """True for a node whose result is written in place, or what it reads: then a translation has why it has no step."""
+    written = [t for t in (node, *node.all_input_nodes) if is_changed(t)]
+    if written:
+        what = "its result" if written[0] is node else f"{written[0].name}, which it reads,"
+        translation.why[node] = f"{what} is written in place"
+    return bool(written)
 
 
 def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node, int]) -> None:

@@ -152,7 +152,7 @@ class RegionGraphs(Computation):
             for engine in planner.registry.engines
             if isinstance(region.facts, engine.facts) and heur_mode.OPENSOURCE in engine.modes
         )
-        return f"no kernels make its gradients: {next((no for no in declined if no), 'a part of them reduces nothing')}"
+        return f"no kernels make its gradients: {next((no for no in declined if no), _ELEMENTWISE)}"
 
     # Arguments.
 
@@ -304,6 +304,7 @@ class RegionGraphs(Computation):
         return drawn
 
 
+_ELEMENTWISE = "a part of them reduces nothing, which inductor computes element by element"
 _APART = (
     "no kernels make gradients of rows that lie apart in memory; accepted: the dimension that is reduced is the last "
     "in memory, as in channels_last"
