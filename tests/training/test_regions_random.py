@@ -50,6 +50,16 @@ def test_a_function(seed):
     assert not compared(seed, way, dynamic=seed % 4 > 1, gradients=seed % 2 == 1)
 
 
+@pytest.mark.thorough
+@pytest.mark.emulate
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_function_by_kernels(seed, plan_on):
+    """Forward and backward, for fixed extents and for those that vary."""
+    plan_on("emulator")
+    for dynamic in (False, True):
+        assert not compared(seed, "regions", dynamic=dynamic, gradients=True)
+
+
 def test_regions_are_taken(monkeypatch):
     """Most functions have one, of several steps."""
     monkeypatch.setattr(cost, "DEVICE", "cpu")
