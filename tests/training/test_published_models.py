@@ -1,5 +1,5 @@
-"""Models of transformers that are no decoders of text alone: losses and gradients are those of eager mode, compiled by our
-backend and after ``fuse``."""
+"""Models of transformers that are no decoders of text alone: losses and gradients are those of eager mode, compiled by
+our backend and after ``fuse``."""
 
 import copy
 

@@ -12,7 +12,7 @@ from graphfuse.base.errors import GraphfuseError, GraphNotSupportedError, Serial
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.program import Program, ProgramStep
-from support.regions import FULL, HALF, PROGRAM, C, own, rows
+from support.regions import FULL, HALF, PROGRAM, C, T, own, rows
 
 pytestmark = pytest.mark.torch
 
@@ -95,6 +95,20 @@ torch.save(program.module()(*torch.load({str(given)!r})), {str(results)!r})
     subprocess.run([sys.executable, "-c", text], check=True)
     for one, other in zip(torch.load(results), own(x, w), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.further
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of tensors on a CPU")
+def test_a_program_compiled_ahead_of_time(tmp_path):
+    """By AOTInductor, for any number of rows."""
+    varies = {0: torch.export.Dim("rows", min=2)}
+    program = torch.export.export(OfRegion(), (rows(FULL), rows(HALF, 1, (C,))), dynamic_shapes=(varies, None))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
+    run = torch._inductor.aoti_load_package(path)
+    for count in (T, 9):
+        x, w = rows(FULL, 2, (count, C)), rows(HALF, 1, (C,))
+        for one, other in zip(run(x, w), own(x, w), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("strict", [False, True])
