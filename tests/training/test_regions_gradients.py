@@ -212,3 +212,18 @@ def test_an_output_that_has_no_gradient_is_read_by_that_of_another():
     assert torch.equal(numbers, mask.to(HALF)) and not numbers.requires_grad
     total.sum().backward()
     assert torch.equal(x.grad, mask.float())
+
+
+@pytest.mark.parametrize("jumps", [torch.floor, torch.ceil])
+def test_an_output_whose_gradients_are_zeros_requires_them(jumps):
+    def function(x, y):
+        q = jumps(y * 4)
+        return F.softmax(x * q, -1), q
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend="graphfuse", options={"then": "aot_eager", "decline": False})
+    for f in (function, run):
+        x, y = rows(FULL).requires_grad_(), rows(FULL, 1).requires_grad_()
+        made, q = f(x, y)
+        (made.sum() + q.sum()).backward()
+        assert q.requires_grad and not y.grad.any() and x.grad is not None

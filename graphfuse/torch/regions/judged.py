@@ -148,6 +148,9 @@ def _untrainable(region: TorchRegion) -> str:
     if not _is_training(region):
         return ""
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
+    made = zip(region.program.outputs, region.outputs, strict=True)
+    if zeros := [node for one, node in made if one not in graphs.graded and told(node).requires_grad]:
+        return f"the gradients of {generated.title(zeros[0])} are zeros, which torch makes and a region does not"
     first, order = region.tensors[0], region.orders[0]
     rows, strides = (tuple(hint(of[d]) for d in order) for of in (first.shape, first.stride()))
     flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)
