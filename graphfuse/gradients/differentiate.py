@@ -218,7 +218,7 @@ class _Drawing:
         )
 
     def _name_apart(self) -> None:
-        """What is kept in the names of its graph may be called as nodes here call what they make."""
+        """Renames what nodes make that is called as what is kept, which has the names of its graph."""
         names = {t.get_name() for t in self.read.values()}
         for t in (t for node in self.graph.nodes for t in node.outputs.values() if t.get_is_virtual()):
             name = t.get_name()
