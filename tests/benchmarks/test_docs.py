@@ -21,6 +21,7 @@ def test_docs_are_as_their_records():
     assert sum("<!-- bench:" in text for text in texts.values()) > len(BENCHES)
     for name, text in texts.items():
         assert render.rendered(text, ROOT / "docs" / "records") == text, f"{name}: run make bench-docs"
+        assert render.NONE not in text, f"{name}: a place without a record"
 
 
 @pytest.mark.parametrize("bench", BENCHES.values(), ids=BENCHES)
