@@ -78,8 +78,8 @@ def test_one_graph_for_all_row_counts(name, marked):
     function, counter = around(name), CompileCounterWithBackend("aot_eager")
     fast = torch.compile(function, fullgraph=True, dynamic=True, backend=counter)
     with torch.no_grad():
-        # What torch multiplies of (0, 1, 64) has a stride of 0, which it compiles again for.
-        none = () if name.endswith("adalayernorm") else (0,)
+        # What torch multiplies of (0, 1, 64), one row of a sample, has a stride of 0, which it compiles again for.
+        none = () if any(t.shape[1:-1] == (1,) for t in call(name, (2, 4, 64)).tensors.values()) else (0,)
         for n, rows in enumerate((*ROWS, *(1, *none) * marked)):
             tensors = call(name, (rows, 4, 64), tensors=Tensors(seed=n)).tensors
             given = {k: t.clone() for k, t in tensors.items()}
