@@ -2,9 +2,10 @@
 
     python -m graphfuse.benchmarks.programs.compile_cost [--record FOLDER] [--rounds 40]
 
-Compiling: functions one after another, in fresh processes with empty caches that have compiled another before. So what
-a process pays once, as for starting compilers, is not counted. The median of REPEATS processes. Calls: of a tiny
-problem, a sample being 200 calls, all in turns. A region's operator is called as the compiled function calls it.
+Compiling: functions one after another, in a fresh process with empty caches that has compiled another before. So what a
+process pays once, as for starting compilers, is not counted. Calls: of a tiny problem, a sample being 200 calls, all in
+turns. Compiled code calls a region past torch's dispatcher, as `graphfuse.torch.rms_norm` goes past it where nobody
+listens; both are also called by way of it.
 """
 
 from __future__ import annotations

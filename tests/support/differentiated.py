@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from graphfuse import Differentiated, data_type, heur_mode, pygraph
+from graphfuse import Differentiated, data_type, heur_mode, norm_forward_phase, pygraph
 from graphfuse.op_graph.tensor import Tensor
 from support import graphs
 
@@ -19,6 +19,16 @@ def new(device: str = "cpu", **options) -> pygraph:
     """An empty graph in which all is DOUBLE."""
     options = dict.fromkeys(("io_data_type", "intermediate_data_type", "compute_data_type"), DOUBLE) | options
     return graphs.new(device=device, **options)
+
+
+def normed(**types) -> tuple[pygraph, dict]:
+    """A norm with SiLU and a gate behind it; what is on the way is virtual."""
+    g = graphs.new(**types)
+    x, gate = (g.tensor([4, 8], name=name) for name in ("x", "gate"))
+    w = g.tensor([1, 8], name="w")
+    y, _ = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)
+    out = g.mul(g.swish(y), gate).set_output().set_name("out")
+    return g, {"x": x, "gate": gate, "w": w, "y": y, "out": out}
 
 
 def built(graph: pygraph, modes: Sequence[heur_mode] = (heur_mode.FALLBACK,)) -> Callable[[Values], dict]:

@@ -81,6 +81,7 @@ def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     modes = (getattr(t, "fake_mode", None) for t in tensors)
     mode = next((mode for mode in modes if mode is not None), None)
     extents = getattr(mode, "shape_env", None)
+    # Torch's rules in C++ know only extents that are numbers.
     vary = any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape)
     rules = torch_private.python_dispatcher() if vary else nullcontext()
     unguarded = nullcontext() if extents is None else extents.suppress_guards()
