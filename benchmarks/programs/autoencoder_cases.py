@@ -1,4 +1,4 @@
-"""Autoencoders of diffusers with group norms, at published widths with random weights, and what they decode."""
+"""Autoencoders of diffusers beside WAN's, at published widths with random weights, and what they decode."""
 
 from __future__ import annotations
 
@@ -55,4 +55,9 @@ CASES = (
     DecodeCase("AutoencoderKL", (4, 4, 64, 64), SHORT, IMAGE),
     DecodeCase("AutoencoderKLHunyuanVideo", (1, 16, 5, 32, 32), ALL),
     DecodeCase("AutoencoderKLCogVideoX", (1, 16, 3, 30, 45), ALL),
+    DecodeCase("AutoencoderKLQwenImage", (1, 16, 1, 128, 128), ALL),
+    DecodeCase("AutoencoderKLLTXVideo", (1, 128, 5, 16, 24), ALL),
+    DecodeCase("AutoencoderKLMochi", (1, 12, 3, 30, 45), ALL),
+    DecodeCase("AutoencoderKLCosmos", (1, 16, 3, 30, 45), ALL),
+    DecodeCase("AutoencoderDC", (1, 32, 32, 32), ALL),
 )

@@ -1,4 +1,4 @@
-"""Autoencoders of diffusers with group norms: decode, by everybody.
+"""Autoencoders of diffusers beside WAN's: decode, by everybody.
 
     python -m graphfuse.benchmarks.programs.autoencoders [--record FOLDER] [--rounds N]
 
