@@ -23,6 +23,7 @@ import functools
 import gc
 import importlib.util
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,8 @@ NAMES = tuple(way.name for way in WAYS.values())
 WARM = 2
 LONG = 1000.0
 """Milliseconds of a call that is timed in half of the rounds."""
+STARTS = 3
+"""Processes whose first calls are timed."""
 KEPT, SHOWN = 12, 60
 """Kernels of a call that a record names, and characters of a name that a page has."""
 
@@ -164,14 +167,16 @@ def measure(
 
 
 def started() -> dict[str, float]:
-    """Seconds of a first decode in a process, fusing with it: with no kernels kept, and with those that this kept."""
+    """Seconds of a first decode in a process: fusing with it, with no kernels kept and with those that this kept, and
+    as diffusers has it. Medians of processes, but for that without kernels, of which there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        cold, kept = (_first(folder) for _ in range(2))
-    return {"cold_s": cold, "kept_s": kept}
+        cold = _first(OURS, folder)
+        kept, eager = ([_first(way, folder) for _ in range(STARTS)] for way in (OURS, EAGER))
+    return {"cold_s": cold, "kept_s": statistics.median(kept), "eager_s": statistics.median(eager)}
 
 
 _CHILD = """
-import time, torch
+import sys, time, torch
 from graphfuse.benchmarks.programs import wan_vae_cases as cases
 case = cases.CASES[0]
 vae, x = case.model(torch.bfloat16, "cuda"), case.given("cuda").bfloat16()
@@ -180,15 +185,15 @@ torch.nn.functional.conv2d(x[:, :, 0], torch.ones(1, 16, 3, 3, device="cuda", dt
 torch.cuda.synchronize()
 begin = time.perf_counter()
 with torch.no_grad():
-    case.called(cases.WAYS[cases.OURS].make(vae))(x)
+    case.called(cases.WAYS[sys.argv[1]].make(vae))(x)
 torch.cuda.synchronize()
 print(time.perf_counter() - begin)
 """
 
 
-def _first(folder: str) -> float:
+def _first(way: str, folder: str) -> float:
     env = settings.environment(GRAPHFUSE_CACHE_DIR=folder)
-    done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, "-c", _CHILD, way], capture_output=True, text=True, env=env)
     if done.returncode:
         raise SystemExit(done.stderr)
     return float(done.stdout.splitlines()[-1])
@@ -236,9 +241,17 @@ def longest(content: dict) -> tables.Table:
     )
 
 
+def starts(content: dict) -> tables.Table:
+    """First calls of processes, where a record has that of eager, too."""
+    found = content.get("start", {})
+    called = {"eager_s": EAGER, "kept_s": f"{OURS}, kernels kept", "cold_s": f"{OURS}, no kernels kept"}
+    rows = [(title, f"{found[key]:.1f}") for key, title in called.items() if "eager_s" in found]
+    return tables.Table(f"the first {CASES[0]} of a process, seconds", ("way", "s"), rows)
+
+
 def shown(content: dict) -> tuple[tables.Table, ...]:
-    by_name = longest(content)
-    return times(content), kinds(content), *((by_name,) if by_name.rows else ())
+    more = (longest(content), starts(content))
+    return times(content), kinds(content), *(table for table in more if table.rows)
 
 
 STUDY = Study(NAME, __doc__, shown, TARGETS, DISTRIBUTIONS, rounds=12, quick="short cases, nothing compiled, 5 rounds")

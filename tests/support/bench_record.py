@@ -330,7 +330,7 @@ def wan_vae_model() -> dict:
     """A record of programs.wan_vae."""
     from graphfuse.benchmarks.programs.wan_vae_cases import CASES
 
-    return _decoded(CASES) | {"start": {"cold_s": 5.0, "kept_s": 3.0}}
+    return _decoded(CASES) | {"start": {"cold_s": 5.0, "kept_s": 3.0, "eager_s": 1.0}}
 
 
 def autoencoders_model() -> dict:

@@ -26,7 +26,8 @@ from graphfuse.torch.fusion.meaning import (
 _REDUCTIONS = frozenset(
     "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
     "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm cosine_similarity mse_loss "
-    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss graphfuse::cross_entropy_loss".split()
+    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss group_norm instance_norm batch_norm "
+    "graphfuse::cross_entropy_loss".split()
 )
 _MOVES = frozenset(
     "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "

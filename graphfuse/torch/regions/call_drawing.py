@@ -16,7 +16,7 @@ from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import same
+from graphfuse.torch.fusion.meaning import called, same
 from graphfuse.torch.regions.aten_calls import Call
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
@@ -127,7 +127,9 @@ class CallDrawing:
                 ports = [p.name for p in OPS[op].inputs]
                 inputs = {name: value for name, value in given.items() if name in ports}
                 return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
-        raise Untranslated(f"no op computes {self.call.name} of such arguments")
+        of = called(self.node)
+        calls = "" if self.call.name.startswith(of) else f", which {of} calls"
+        raise Untranslated(f"no op computes {self.call.name} of such arguments{calls}")
 
     def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
         """Arguments by port or attribute; None where one has a value that the op does not have."""
