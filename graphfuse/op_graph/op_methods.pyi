@@ -647,10 +647,11 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """With probability, each element of input on its own becomes 0, else input / (1 - probability). Which ones
-        become 0 follows from seed and offset, integers of one element each below 2^24, and from places: those of
-        which a random number is below probability, the upper 24 bits, over 2^24, of the word column mod 4 of Philox
-        4x32 of seven rounds with key (seed, offset) and counter (column / 4, row mod 2^32, row / 2^32, 0). column
+        """With probability, rounded up to 16 bits, each element of input on its own becomes 0, else
+        input / (1 - probability). Which ones become 0 follows from seed and offset, integers of one element each
+        below 2^24, and from places: those of which a random number of 16 bits is below probability * 2^16. That is
+        the lower half of a word for an even column, else the upper one: of the word (column / 2) mod 4 of Philox
+        4x32 of seven rounds with key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0). column
         is the number along the last axis, row that among all others."""
 
     def matmul(

@@ -61,7 +61,7 @@ class TorchRows(RowArithmetic):
         places = places.permute([order.index(axis) for axis in range(self.like.dim())])
         columns = max(self.columns, 1)
         drawn = references.random_uniform(self.t, seed, offset, places // columns, places % columns)
-        return (drawn >= least * 2.0**-24).to(drawn.dtype)
+        return (drawn >= least * 2.0**-16).to(drawn.dtype)
 
     def _tensor(self, value):
         # A number as a tensor of no dimensions: torch would take two plain ones for float32.

@@ -25,7 +25,7 @@ def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, 
 
 
 def _dropout(e: RowArithmetic, x: Values, a: Attributes) -> Values:
-    kept = e.random_at_least(x["seed"], x["offset"], math.ceil(a["probability"] * 2**24))
+    kept = e.random_at_least(x["seed"], x["offset"], math.ceil(a["probability"] * 2**16))
     scaled = e.op("mul", a=x["input"], b=1.0 / (1.0 - a["probability"]))
     return {"output": e.op("binary_select", input0=scaled, input1=0.0, mask=kept)}
 
@@ -37,10 +37,11 @@ def _of_kept(p: Pullback) -> object:
 TABLE = (
     Op(
         "dropout",
-        "With probability, each element of input on its own becomes 0, else input / (1 - probability). Which ones\n"
-        "become 0 follows from seed and offset, integers of one element each below 2^24, and from places: those of\n"
-        "which a random number is below probability, the upper 24 bits, over 2^24, of the word column mod 4 of Philox\n"
-        "4x32 of seven rounds with key (seed, offset) and counter (column / 4, row mod 2^32, row / 2^32, 0). column\n"
+        "With probability, rounded up to 16 bits, each element of input on its own becomes 0, else\n"
+        "input / (1 - probability). Which ones become 0 follows from seed and offset, integers of one element each\n"
+        "below 2^24, and from places: those of which a random number of 16 bits is below probability * 2^16. That is\n"
+        "the lower half of a word for an even column, else the upper one: of the word (column / 2) mod 4 of Philox\n"
+        "4x32 of seven rounds with key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0). column\n"
         "is the number along the last axis, row that among all others.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         infer=_shapes,

@@ -53,7 +53,7 @@ class RowArithmetic(ABC):
 
     @abstractmethod
     def random_at_least(self, seed: object, offset: object, least: int) -> object:
-        """1 for each element whose random number, of 24 bits as ``dropout`` says, is `least` or more, else 0."""
+        """1 for each element whose random number, of 16 bits as ``dropout`` says, is `least` or more, else 0."""
 
 
 @dataclass(frozen=True)

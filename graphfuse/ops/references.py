@@ -38,14 +38,14 @@ def gen_index(t, x, a) -> dict[str, object]:
 
 def random_uniform(t, seed, offset, row, column):
     key0, key1, row, column = (of.to(t.int64) for of in (seed, offset, row, column))
-    counter = (column & _WORD) >> 2, row & _WORD, (row >> 32) & _WORD, t.zeros_like(row)
+    counter = (column & _WORD) >> 3, row & _WORD, (row >> 32) & _WORD, t.zeros_like(row)
     for _ in range(7):
         (high0, low0), (high1, low1) = (_product(of, by) for of, by in zip(counter[::2], _PHILOX, strict=True))
         counter = high1 ^ counter[1] ^ (key0 & _WORD), low1, high0 ^ counter[3] ^ (key1 & _WORD), low0
         key0, key1 = key0 + _WEYL[0], key1 + _WEYL[1]
     words = t.stack(t.broadcast_tensors(*counter, column)[:4])
-    word = words.gather(0, (column & 3).expand(words.shape[1:])[None])[0]
-    return (word >> 8).to(seed.dtype) * 2.0**-24
+    word = words.gather(0, (column >> 1 & 3).expand(words.shape[1:])[None])[0]
+    return (word >> 16 * (column & 1) & 0xFFFF).to(seed.dtype) * 2.0**-16
 
 
 def _product(of, by: int):

@@ -25,9 +25,10 @@ def test_known_answers():
     }
     for given, words in known.items():
         assert _philox(*given) == words
-    zero, columns = torch.zeros(4, dtype=torch.float64), torch.arange(4)
-    made = references.random_uniform(torch, zero, zero, torch.zeros(4, dtype=torch.int64), columns)
-    assert (made * 2**24).tolist() == [word >> 8 for word in known[0, 0, (0, 0, 0, 0)]]
+    zero, columns = torch.zeros(8, dtype=torch.float64), torch.arange(8)
+    made = references.random_uniform(torch, zero, zero, torch.zeros(8, dtype=torch.int64), columns)
+    words = known[0, 0, (0, 0, 0, 0)]
+    assert (made * 2**16).tolist() == [half for word in words for half in (word & 0xFFFF, word >> 16)]
 
 
 @pytest.mark.parametrize("row", [0, 3, 2**32 - 1, 2**32, 2**40 + 5])
@@ -35,8 +36,10 @@ def test_rows_and_columns_of_all_sizes(row):
     columns = torch.tensor([0, 1, 2, 3, 4, 1001, 2**24 - 1])
     seed, offset = (torch.tensor([float(n)]) for n in (2**24 - 1, 77))
     made = references.random_uniform(torch, seed, offset, torch.full_like(columns, row), columns)
-    words = [_philox(2**24 - 1, 77, (c // 4, row % 2**32, row >> 32, 0))[c % 4] for c in columns.tolist()]
-    assert (made.double() * 2**24).tolist() == [word >> 8 for word in words]
+    counters = [(c // 8, row % 2**32, row >> 32, 0) for c in columns.tolist()]
+    words = [_philox(2**24 - 1, 77, counter)[c // 2 % 4] for counter, c in zip(counters, columns.tolist(), strict=True)]
+    halves = [word >> 16 if c % 2 else word % 2**16 for word, c in zip(words, columns.tolist(), strict=True)]
+    assert (made.double() * 2**16).tolist() == halves
 
 
 def drawn(dim=(6, 40), probability=0.25, seed=(1, 1), offset=(1, 1), **options):

@@ -140,8 +140,9 @@ def _dropout(x: Values, a: Mapping[str, object]) -> Exact:
     value = x["input"]
     rows, columns = value.numel() // value.shape[-1], value.shape[-1]
     key = int(x["seed"]), int(x["offset"])
-    words = [_philox(*key, (c // 4, r, 0, 0))[c % 4] for r in range(rows) for c in range(columns)]
-    kept = torch.tensor([word >> 8 for word in words]).reshape(value.shape) >= a["probability"] * 2**24
+    words = [(_philox(*key, (c // 8, r, 0, 0))[c // 2 % 4], c) for r in range(rows) for c in range(columns)]
+    halves = torch.tensor([word >> 16 if c % 2 else word % 2**16 for word, c in words])
+    kept = halves.reshape(value.shape) >= a["probability"] * 2**16
     made = torch.where(kept, value / (1 - a["probability"]), 0.0)
     return {"output": (made, made.abs())}
 

@@ -323,11 +323,11 @@ GF_DEVICE float gelu_approx_tanh_backward(float loss, float x, Sigmoids s) {
   return loss * (s.plus * (1.0f + inner * s.minus));
 }
 
-/// Whether a random number of 24 bits is `least` or more, by Philox 4x32 of seven rounds, the fewest that pass its authors'
-/// tests (Salmon et al., SC 2011). Neighbours, of which column / 4 is the same, have the words of one counter, which a
-/// compiler works out once.
+/// Whether a random number of 16 bits is `least` or more, by Philox 4x32 of seven rounds, the fewest that pass its authors'
+/// tests (Salmon et al., SC 2011). Neighbours, of which column / 8 is the same, have the halves of the words of one
+/// counter, which a compiler works out once.
 GF_DEVICE bool random_at_least(float seed, float offset, i64 row, i64 column, float least) {
-  u32 c0 = u32(column) >> 2, c1 = u32(row), c2 = u32(u64(row) >> 32), c3 = 0;
+  u32 c0 = u32(column) >> 3, c1 = u32(row), c2 = u32(u64(row) >> 32), c3 = 0;
   u32 key0 = u32(i64(seed)), key1 = u32(i64(offset));
 #pragma unroll
   for (int round = 0; round < 7; round++) {
@@ -339,9 +339,9 @@ GF_DEVICE bool random_at_least(float seed, float offset, i64 row, i64 column, fl
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  const u32 place = u32(column) & 3;
+  const u32 place = u32(column) >> 1 & 3;
   const u32 word = place < 2 ? (place == 0 ? c0 : c1) : (place == 2 ? c2 : c3);
-  return least < 16777216.0f && word >= u32(least) << 8;
+  return (u32(column) & 1 ? word >> 16 : word & 0xFFFFu) >= u32(least);
 }
 
 }  // namespace gf
