@@ -71,7 +71,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     before = graph.above(t for port, t in center.inputs if port not in beside)
     after = graph.below(t for _, t in center.outputs)
     forward = not axes.sums and role.expansion is not None
-    norms = frozenset(i for i, found in roles if found.expansion) - core
+    norms = frozenset(i for i, found in roles if found.expansion and found.reduces(axes, graph.nodes[i])) - core
     first = before & norms if forward else frozenset()
     theirs = first | before & _behind(graph, first)
     for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):

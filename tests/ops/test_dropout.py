@@ -90,13 +90,22 @@ def test_kernels_drop_what_the_reference_drops(dim):
 
 
 @pytest.mark.emulate
-def test_a_norm_and_dropout_are_one_kernel_both_ways():
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_norm_and_dropout_are_one_kernel_both_ways(is_first):
     g = graphs.new(device="emulator")
     x, w = g.tensor([4, 64], data_type=BF16, name="x"), g.tensor([1, 64], data_type=BF16, name="w")
     key = [g.tensor([1, 1], data_type=FLOAT, name=name) for name in ("seed", "offset")]
-    y, _ = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
-    out = g.dropout(y, *key, probability=0.5).set_output().set_name("out").set_data_type(BF16)
-    made = differentiate(g, [out], [x, w])
+    more = []
+    if is_first:
+        r = g.tensor([4, 64], data_type=BF16, name="r")
+        total = g.add(g.dropout(x, *key, probability=0.5), r).set_output().set_name("total").set_data_type(BF16)
+        more = [total]
+        out, _ = g.rmsnorm(total, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+    else:
+        y, _ = g.rmsnorm(x, w, 1e-5, norm_forward_phase=norm_forward_phase.TRAINING)
+        out = g.dropout(y, *key, probability=0.5)
+    out.set_output().set_name("out").set_data_type(BF16)
+    made = differentiate(g, [out, *more], [x, w])
     for graph in (made.forward, made.backward):
         graph.build([heur_mode.A])
         assert [part.engine.name for part in graph._planner.plans[0].parts] == ["rows"]

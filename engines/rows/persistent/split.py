@@ -12,6 +12,7 @@ from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.split import Split
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.program import RANDOM
 from graphfuse.rows.steps import Join
 
 CHUNK = 8  # elements whose products are summed before all else, by halves, at most
@@ -20,6 +21,7 @@ _MOST_REGISTERS = 255  # of a thread
 _MOST_ELEMENTS = 64  # of a row, that a thread takes
 _USED = 0.95  # of them, by the estimate below
 _WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by element: of each input, if not copied
+_DRAWN = 1.0  # of each random number
 _OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
 _AGAIN = 512  # threads of a CTA that reads rows again in each phase
 _MOST_WARPS = 16  # of a row, whose parts of a sum each thread reads by itself
@@ -96,7 +98,8 @@ class PersistentSplit(Split[PersistentKnobs]):
         copied."""
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
-        each, tensors = _WORK + _INPUT * read, _ADDRESS * (read + written)
+        drawn = sum(step.op_name == RANDOM for step in program.elementwise)
+        each, tensors = _WORK + _INPUT * read + _DRAWN * drawn, _ADDRESS * (read + written)
         return (each + _LOADED, _OTHERWISE + 2 * tensors), (each, _OTHERWISE + tensors)
 
     def is_again(self, knobs: PersistentKnobs) -> bool:
