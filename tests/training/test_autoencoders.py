@@ -13,7 +13,7 @@ from graphfuse.emulator import kernel
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.autoencoders import fault, known
 from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
-from graphfuse.torch.autoencoders.wan import FORWARDS
+from graphfuse.torch.autoencoders.wan import FORWARDS, measured_plans
 from graphfuse.torch.fusion import set_forward
 from support.video_autoencoders import CONFIGS, Calls, Copies, distance, drawn, lists, own, wan
 
@@ -417,3 +417,12 @@ def test_norms_are_fused_once_a_module_runs_its_own_forward(one):
     block(x)
     assert set_forward.is_set_on(block.norm1) and set_forward.is_set_on(block.norm2)
     assert f"{BLOCK}.norm1" in unfuse(one) and not set_forward.is_set_on(block.norm1)
+
+
+def test_what_cudnn_measures_is_set_for_a_call_alone():
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    with pytest.raises(KeyError), measured_plans():
+        assert (cudnn.benchmark, cudnn.benchmark_limit) == (True, 3)
+        raise KeyError
+    assert (cudnn.benchmark, cudnn.benchmark_limit) == before
