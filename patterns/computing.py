@@ -54,8 +54,8 @@ class Computing(Role):
         """Why a node may not join whose inputs are values of matched nodes, or in memory; None if it may."""
         raise NotImplementedError
 
-    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
-        return move.regular
+    def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
+        return regular
 
 
 class Pointwise(Computing):
@@ -286,8 +286,8 @@ class Turning(Role):
         """True if a tensor has all rows; or their parts, whose neighbouring columns are those of rows."""
         return axes.whole(x) or node.attribute("interleaved") and axes.part(x) > 0
 
-    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
-        return move.regular
+    def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
+        return regular
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         pairs = Pairs(matched.axes.width // 2, node.attribute("interleaved"))
@@ -304,15 +304,15 @@ class Rotating(Turning):
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
-        if any(matched.role(n).regular for n in made):
+        if any(matched.role(n).is_regular(matched.axes, n) for n in made):
             return f"reads cosines and sines that {made[0]} computes"
         return super().why_not(matched, node)
 
     def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
         return axes.whole(x)
 
-    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
-        return move.regular if t == node.input("input") else not move.regular
+    def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
+        return regular if t == node.input("input") else not regular
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         pairs = Pairs(values.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))

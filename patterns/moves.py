@@ -27,7 +27,8 @@ class Move(Role):
             return "moves what they write: a kernel reads moved rows, and writes them where a node behind it says"
         if not matched.kept(made):
             return f"makes {graph.tensors[made]}, which is written, or others read it"
-        other = next((n for n in readers if not matched.role(n).accepts(n, made, self)), None)
+        regular = self.is_regular(matched.axes, node)
+        other = next((n for n in readers if not matched.role(n).accepts(n, made, self, regular)), None)
         if other is not None or not self.suits(matched.axes, node):
             return f"makes {graph.tensors[made]}, which {other or 'the kernel'} does not read as {matched.axes}"
         return None
@@ -97,9 +98,10 @@ class GatheringRanks(Role):
 class Gathering(Move):
     """Cosines and sines in rows that numbers choose."""
 
-    regular = False
+    def is_regular(self, axes: Axes, node: Node) -> bool:
+        return False
 
-    def accepts(self, node: Node, t: TensorId, move: Role) -> bool:
+    def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return isinstance(move, Slicing) and t == node.input("input")
 
     def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
@@ -108,9 +110,13 @@ class Gathering(Move):
 
 
 class Slicing(Move):
-    """Cosines and sines that are a slice of a tensor; or rows of a value, some along one axis, that are written."""
+    """What is read of a tensor in memory, of which it is a slice; or rows of a value, some along one axis, that are
+    written."""
 
-    regular = False
+    def is_regular(self, axes: Axes, node: Node) -> bool:
+        made = node.output("output")
+        # One element is read as a number where it lies, and would be read at the beginning of the whole.
+        return axes.whole(made) or axes.fits(made) and axes.graph.tensors[made].elements > 1
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         if matched.made_by(node.input("input")) is None:

@@ -20,7 +20,6 @@ class Role:
 
     starts: ClassVar[bool] = False  # whether a match may start from it
     alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
-    regular: ClassVar[bool] = True  # whether what it makes has all the rows, so that any node can read it
     expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
 
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -38,8 +37,13 @@ class Role:
         """Why a node may not join a match, of which it is "they" in words that follow its name; None if it may."""
         raise NotImplementedError
 
-    def accepts(self, node: Node, t: TensorId, move: "Role") -> bool:
-        """True if a node may read the output of a move, which says where rows lie."""
+    def is_regular(self, axes: Axes, node: Node) -> bool:
+        """True if what a node makes is of rows, so that any node can read it."""
+        return True
+
+    def accepts(self, node: Node, t: TensorId, move: "Role", regular: bool) -> bool:
+        """True if a node may read the output of a move, which says where rows lie. regular: what ``is_regular`` says
+        of that."""
         return False
 
     def reduces(self, axes: Axes, node: Node) -> bool:

@@ -121,7 +121,8 @@ class Pattern:
 
     template: one template, or several alternatives. facts: called with each Match. grow: returns the sets of nodes (by
     index) to take for a match of a template; each is tried in turn. apart: says, for explanations, why a region of this
-    pattern takes none of some other nodes; None where it does not know.
+    pattern takes none of some other nodes; None where it does not know. last: whether its regions are for nodes that no
+    region of other patterns takes: bytes that they save do not count beside those.
     """
 
     name: str
@@ -129,15 +130,17 @@ class Pattern:
     facts: Callable[[Match], object]
     grow: Callable[[Match], Iterable[frozenset[int]]] | None = None
     apart: "Callable[[Region, frozenset[int]], str | None] | None" = None
+    last: bool = False
 
 
 @dataclass(frozen=True)
 class Region:
-    """A match of a pattern with its facts: what engines are asked about."""
+    """A match of a pattern with its facts: what engines are asked about. last: as of ``Pattern``."""
 
     pattern: str
     subgraph: Subgraph
     facts: object
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,9 @@ def _described(pattern: Pattern, match: Match) -> Region | Declined:
     facts = pattern.facts(match)
     if type(facts).__hash__ is None:
         raise PluginError(f"pattern {pattern.name!r}: facts must be a frozen dataclass, got {facts!r}")
-    kind = Declined if isinstance(facts, No) else Region
-    return kind(pattern.name, match.subgraph, facts)
+    if isinstance(facts, No):
+        return Declined(pattern.name, match.subgraph, facts)
+    return Region(pattern.name, match.subgraph, facts, pattern.last)
 
 
 def convex(

@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.contract.match import Pattern
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 
@@ -20,13 +19,12 @@ class Variant:
     """Form of a function for one choice of its options.
 
     arguments: its tensors, each after those that its shape depends on. draw: draws the graph. options: names and
-    values, for `draw`. patterns: that the graph is planned with beside those of all graphs.
+    values, for `draw`.
     """
 
     arguments: tuple[TensorParameter, ...]
     draw: Callable[[DrawnGraph], None]
     options: tuple[tuple[str, object], ...] = ()
-    patterns: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
     """The graph of these layouts with its plans, none of which is built. Errors as of ``plan``."""
     drawing = draw(name, variant, layouts, create_handle(device))
     try:
-        planner = Planner(freeze(drawing.graph), drawing.graph.handle, variant.patterns, ())
+        planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
     except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
         raise VariantPackError(str(error)) from None
     try:

@@ -58,12 +58,16 @@ class Known:
         return Apart(i, j, why)
 
     def _spanning(self, nodes: frozenset[int]) -> str | None:
-        """Fate of the smallest match that has all of `nodes`; None if there is none."""
-        matches = (m for m in (*self.regions, *self.declined) if nodes <= {*m.subgraph.node_ids})
-        m = min(matches, key=lambda m: len(m.subgraph.node_ids), default=None)
+        """Fate of the smallest match that has all of `nodes`, one of a pattern that is asked last if there are no
+        others; None if there is none."""
+        matches = [m for m in (*self.regions, *self.declined) if nodes <= {*m.subgraph.node_ids}]
+        some = [m for m in matches if not isinstance(m, Region) or not m.last] or matches
+        m = min(some, key=lambda m: len(m.subgraph.node_ids), default=None)
         if m is None:
             return None
         names = _names(self.graph, m.subgraph.node_ids)
+        if isinstance(m, Region) and m.last:
+            return f"as one, {names} would be of pattern {m.pattern}, which has what no other pattern takes"
         if isinstance(m, Declined):
             return f"pattern {m.pattern} fits {names}, but {m.why}"
         said = [v for p in self.proposals for v in p.verdicts if v.region.subgraph == m.subgraph]

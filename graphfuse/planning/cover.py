@@ -42,14 +42,16 @@ def choose(
     matches: Sequence[Subgraph],
     taken: Callable[[int], bool],
     most_nodes: bool = False,
+    last: int = 0,
     most_steps: int = MOST_STEPS,
 ) -> Cover:
     """The best choice of `matches`, the first of which are preferred where bytes do not decide.
 
     taken: whether an engine takes a match; it is asked of those that would be chosen alone. most_nodes: whether the
-    choice has to have as many nodes as it can, before bytes count: for where nothing else runs the rest.
+    choice has to have as many nodes as it can, before bytes count: for where nothing else runs the rest. last: how many
+    of the last matches are for nodes that no other takes, so that bytes that they save do not count.
     """
-    search = _Search(graph, matches, most_nodes)
+    search = _Search(graph, matches, most_nodes, last)
     left, refused, chosen = frozenset(search.convex), set(), None
     while search.steps <= most_steps:
         found = next(search.ranked(left, most_steps), None)
@@ -95,7 +97,7 @@ class _Search:
     that the heaviest is one, whatever way it is found. steps: taken so far.
     """
 
-    def __init__(self, graph: FrozenGraph, matches: Sequence[Subgraph], most_nodes: bool = False):
+    def __init__(self, graph: FrozenGraph, matches: Sequence[Subgraph], most_nodes: bool = False, last: int = 0):
         above, below = _reach(graph)
         alone = [traffic.of_node(graph, node).total for node in graph.nodes]
         self.saved = [sum(alone[i] for i in m.node_ids) - traffic.fused(m).total for m in matches]
@@ -111,7 +113,8 @@ class _Search:
         # From the highest digits down: nodes, if they come first; bytes; one bit for each match, the first highest.
         count, bytes_ = len(matches), sum(self.saved).bit_length()
         covered = [len(m.node_ids) << bytes_ if most_nodes else 0 for m in matches]
-        self.weights = [((covered[n] + self.saved[n]) << count) + (1 << (count - 1 - n)) for n in range(count)]
+        counted = [*self.saved[: count - last], *(0,) * last]
+        self.weights = [((covered[n] + counted[n]) << count) + (1 << (count - 1 - n)) for n in range(count)]
         self.steps = 0
         self._known: dict[frozenset[int], tuple[int, ...]] = {}
 

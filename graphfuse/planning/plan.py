@@ -154,11 +154,12 @@ class Proposal:
 
 
 def matches(graph: FrozenGraph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
-    """Every match of every pattern, those of most nodes first, and those without facts.
+    """Every match of every pattern, those of patterns that are asked last behind the others, and of each kind those of
+    most nodes first; and those without facts.
     Of matches with the same nodes and facts the first pattern's is kept."""
     found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
     distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
-    regions = sorted(reversed(distinct.values()), key=lambda r: -len(r.subgraph.node_ids))
+    regions = sorted(reversed(distinct.values()), key=lambda r: (r.last, -len(r.subgraph.node_ids)))
     return tuple(regions), tuple(m for m in found if isinstance(m, Declined))
 
 
@@ -240,7 +241,7 @@ def propose(
     general = [e for e in asked if e.facts is Subgraph]
     for most_nodes in (False, True):
         sets = [r.subgraph for r in regions]
-        chosen = cover.choose(graph, sets, lambda n: bool(fused(sets[n])), most_nodes)
+        chosen = cover.choose(graph, sets, lambda n: bool(fused(sets[n])), most_nodes, sum(r.last for r in regions))
         verdicts += [Verdict(regions[n], "planning", _CIRCLE) for n in chosen.waiting]
         taken = {sets[n]: fused(sets[n]) for n in chosen.chosen}
         table: list[list[Part]] = []

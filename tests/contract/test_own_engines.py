@@ -73,7 +73,7 @@ def test_extents_of_one_tell_no_order(own):
 
 @pytest.mark.parametrize("own", ["example"], indirect=True)
 def test_tensors_of_another_order_are_not_taken_where_it_is_not(own):
-    assert ran(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0)) == "reference"
+    assert "add_relu" not in ran(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0))
 
 
 DECLINED = {
@@ -87,8 +87,8 @@ DECLINED = {
 
 
 @pytest.mark.parametrize("what", DECLINED)
-def test_others_are_left_to_the_reference(own, what):
-    assert ran(own, *DECLINED[what]()) == "reference"
+def test_others_are_left_to_other_engines(own, what):
+    assert "add_relu" not in ran(own, *DECLINED[what]())
 
 
 @pytest.mark.parametrize(
@@ -96,5 +96,5 @@ def test_others_are_left_to_the_reference(own, what):
     [{"compute_data_type": DOUBLE}, {"intermediate_data_type": BF16, "intermediate_rounding": "declared"}],
     ids=["double", "rounded between"],
 )
-def test_what_they_do_not_compute_is_left_to_the_reference(own, asked):
-    assert ran(own, memory(0, 1), memory(0, 1) * 3, memory(0, 1), **asked) == "reference"
+def test_what_they_do_not_compute_is_left_to_other_engines(own, asked):
+    assert "add_relu" not in ran(own, memory(0, 1), memory(0, 1) * 3, memory(0, 1), **asked)

@@ -24,7 +24,7 @@ def test_before_and_after_each_step():
 
 def test_nodes_that_nothing_matches_and_plans_that_are_barred():
     g = graphs.new("mixed")
-    g.tanh(g.relu(g.tensor([8]), name="one"), name="two").set_output()
+    g.transpose(g.relu(g.tensor([2, 4]), name="one"), [1, 0], name="two").set_output()
     g.validate()
     g.build_operation_graph(patterns=toys.solo("relu"), engines=[toys.HostSolo("toy", (1, 2))])
     g.create_execution_plans([heur_mode.A])

@@ -176,12 +176,12 @@ def test_explain_says_what_decided():
     g.create_execution_plans([heur_mode.A])
     g.build_plans()
     told = g.explain()
-    assert "  1 of 2 matches are fused, which saves 512000 bytes; no other choice that engines take saves more" in told
+    assert "  1 of 4 matches are fused, which saves 512000 bytes; no other choice that engines take saves more" in told
     assert "(fused, pattern two, saves 512000 bytes)" in told
     for known in ("tree", "html"):
         said = " ".join(g.explain(format=known).split())
-        assert "1 of 2 matches are fused, which saves 512000 bytes" in said
-    assert '"regions": "1 of 2 matches are fused' in g.explain(format="json")
+        assert "1 of 4 matches are fused, which saves 512000 bytes" in said
+    assert '"regions": "1 of 4 matches are fused' in g.explain(format="json")
 
 
 def norms(count, between):

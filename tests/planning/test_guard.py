@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from graphfuse import GraphfuseError, GraphNotSupportedError, PluginError, build_plan_policy, functional, heur_mode
+from graphfuse import (
+    GraphfuseError,
+    GraphNotSupportedError,
+    PluginError,
+    build_plan_policy,
+    data_type,
+    functional,
+    heur_mode,
+)
 from graphfuse.codegen.render import render
 from graphfuse.contract.engine import Address, Constant, KernelEngine, Launch, No
 from graphfuse.contract.match import Pattern
@@ -135,8 +143,9 @@ def installed(monkeypatch):
     return install
 
 
-def relu(device="cpu"):
-    g = graphs.new(device=device)
+def relu(device="cpu", compute=data_type.DOUBLE):
+    """A graph of one node, which kernels do not take where it computes in float64."""
+    g = graphs.new(device=device, compute_data_type=compute)
     g.relu(g.tensor([3], name="x")).set_output().set_name("out")
     return g
 
@@ -374,7 +383,7 @@ def test_kernels_that_cannot_be_made(installed, engine, error, message, policy):
     assert "own" not in g.get_plan_name_at_index(g._planner.selected())
     assert "left out" in g.explain()
     with pytest.raises(GraphNotSupportedError, match=f"left out: engine 'own' of extra-plugin 1.0: .*{message}"):
-        relu("emulator").build([heur_mode.OPENSOURCE])
+        relu("emulator", data_type.FLOAT).build([heur_mode.OPENSOURCE], patterns=["own"])
 
 
 @pytest.mark.emulate

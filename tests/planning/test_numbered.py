@@ -108,7 +108,7 @@ def test_numbers_of_another_graph():
         (lambda g: g.create_execution_plan(0, {"tile": 1}), GraphValidationError, "has no knob tile; it has"),
         (lambda g: g.create_execution_plan(0, 3), GraphTypeError, "an engine's name or number and a dict of knobs"),
         (lambda g: g.create_execution_plan((0, 1), ({},)), GraphTypeError, "or tuples of both"),
-        (lambda g: g.create_execution_plan((0, 0)), GraphNotSupportedError, "do not cover graph"),
+        (lambda g: g.create_execution_plan((0, 0, 0)), GraphNotSupportedError, "do not cover graph"),
     ],
 )
 def test_what_is_refused(call, error, says):

@@ -266,7 +266,7 @@ def _kernels(
     except GraphValidationError:
         return (), (), ""
     known = registry.registry((), ())
-    regions, _ = plan.matches(frozen, known)
+    regions = [r for r in plan.matches(frozen, known)[0] if not r.last]
     names = ([frozen.nodes[i].name for i in r.subgraph.node_ids] for r in regions)
     numbers = [tuple(int(name[1:]) for name in found if name.startswith("s")) for found in names]
 

@@ -14,7 +14,6 @@ from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, Shape, TensorParameter, like, rows, type_of
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.patterns import behind
 
 
 def _of_channels(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
@@ -56,7 +55,7 @@ def row_moments(
     """
 
 
-@function(Variant(_ARGUMENTS, lambda d: d.store("out", _scaled(d)), patterns=(behind.ALONE,)), "out")
+@function(Variant(_ARGUMENTS, lambda d: d.store("out", _scaled(d))), "out")
 def scaled_channels(
     input: torch.Tensor,  # noqa: A002
     scale: torch.Tensor,
@@ -72,7 +71,7 @@ def _draw_silu(d: DrawnGraph) -> None:
     d.store("out", d.graph.swish(d.rounded(_scaled(d), "input")))
 
 
-@function(Variant(_ARGUMENTS, _draw_silu, patterns=(behind.ALONE,)), "out")
+@function(Variant(_ARGUMENTS, _draw_silu), "out")
 def scaled_channels_silu(
     input: torch.Tensor,  # noqa: A002
     scale: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Pointwise nodes behind a product, a convolution or attention: which are taken, and their kernels."""
+"""Nodes that reduce nothing: which are taken together, and their kernels."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from graphfuse import heur_mode
 from graphfuse.base.device import for_arch
-from graphfuse.patterns import behind
+from graphfuse.patterns import pointwise
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from support import graphs
@@ -16,7 +16,7 @@ from support.products import lowered, product
 
 def regions(g) -> list[list[str]]:
     """Names of the nodes of each region, largest first."""
-    found, declined = plan.matches(lowered(g), plugins.registry(patterns=["behind"]))
+    found, declined = plan.matches(lowered(g), plugins.registry(patterns=["pointwise"]))
     assert not declined
     return [[n.name for n in r.subgraph.nodes] for r in found]
 
@@ -34,14 +34,24 @@ def test_each_reader_of_a_product():
     y = product(g)
     g.relu(y, name="one").set_output()
     g.softmax(g.gelu(y, name="two"), name="softmax").set_output()
-    assert regions(g) == [["one"], ["two"]]
+    assert regions(g) == [["one", "two"], ["one"], ["two"]]
 
 
-def test_nothing_behind_what_is_no_product():
+def test_nothing_that_is_reduced():
     g = graphs.new()
     g.relu(g.softmax(g.relu(g.tensor([8, 4]))), name="relu").set_output()
     product(g).set_output()
-    assert regions(g) == []
+    assert regions(g) == [["relu.0"], ["relu"]]
+
+
+def test_what_reads_the_same_and_slices_of_it():
+    g = graphs.new()
+    x, y = g.tensor([8, 16]), g.tensor([8, 8])
+    first, second = (g.slice(x, [slice(None), slice(n, n + 8)], name=f"from {n}") for n in (0, 8))
+    g.mul(g.swish(first, name="swish"), second, name="mul").set_output()
+    g.relu(y, name="one").set_output()
+    g.tanh(y, name="other").set_output()
+    assert regions(g) == [["from 0", "from 8", "swish", "mul"], ["swish", "mul"], ["one", "other"], ["one"], ["other"]]
 
 
 @pytest.mark.parametrize("mode", [heur_mode.A, heur_mode.B])
@@ -69,7 +79,7 @@ def test_behind_a_convolution_rows_run_where_elements_touch(last):
     y = g.swish(g.bias(y, g.tensor_like(bias).set_name("bias")))
     y.set_output().set_name("out").set_data_type(FLOAT).set_dim(list(out.shape)).set_stride(list(out.stride()))
     graphs.run(g, {"x": x, "w": w, "bias": bias, "out": out}, [heur_mode.A])
-    (region,) = [r for r in g._planner.regions if r.pattern == "behind"]
+    (region,) = [r for r in g._planner.regions if r.pattern == "pointwise"]
     assert region.facts.columns == (16 if last else 3)
     assert "rows[" in g.get_plan_name_at_index(0)
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
@@ -94,7 +104,7 @@ def test_pointwise_nodes_alone_where_a_graph_is_planned_with_them(shape):
     first, second = (g.tensor_like(t).set_name(name) for t, name in ((x, "x"), (a, "a")))
     g.swish(g.add(second, g.mul(first, second))).set_output().set_name("out").set_data_type(BF16)
     out = torch.empty(3, 4, 5, 40, dtype=torch.bfloat16)
-    g.build([heur_mode.OPENSOURCE], patterns=[behind.ALONE])
+    g.build([heur_mode.OPENSOURCE], patterns=[pointwise.PATTERN])
     g.execute({"x": x, "a": a, "out": out}, graphs.workspace(g.get_workspace_size()))
     assert len(g._planner.plans[0].parts) == 1
     torch.testing.assert_close(out.double(), F.silu(x.double() * a + a), rtol=2**-8, atol=1e-5)

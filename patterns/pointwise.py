@@ -1,5 +1,4 @@
-"""Pointwise nodes alone, as rows: those that read a product, a convolution or attention, for where a library runs that
-node alone; and any, for who plans a graph of nothing else.
+"""Nodes that reduce nothing, as rows: pointwise nodes, and the moves around them that say where rows lie.
 
 Rows run along the axis in which the elements of what is made touch in memory.
 """
@@ -12,7 +11,6 @@ from graphfuse.op_graph.ir import FrozenGraph, Node
 from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.epilogues import PRODUCTS
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
 
@@ -26,17 +24,23 @@ def _axes(graph: FrozenGraph, anchor: Node) -> Axes:
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All pointwise nodes of its rows around the node of a match, or where that is a product, around one that reads
-    it."""
+    """All around a pointwise node that works on its rows and starts no match of rows, with what only reads the same
+    rows, and without; pointwise nodes alone."""
     graph, axes = match.graph, _axes(match.graph, match.anchor)
 
     def may_join(index: int, inside: frozenset[int]) -> bool:
-        return graph.nodes[index].op.pointwise and Matched(axes, inside, ROLES).why_not(index) is None
+        role = ROLES.get(graph.nodes[index].op_name)
+        return role is not None and not role.starts and Matched(axes, inside, ROLES).why_not(index) is None
 
-    made, is_pointwise = match.anchor.outputs[0][1], match.anchor.op.pointwise
-    for node in match.subgraph.node_ids if is_pointwise else graph.consumers.get(made, ()):
-        if may_join(node, frozenset()):
-            yield convex(graph, frozenset({node}), may_join)
+    def is_pointwise(index: int, inside: frozenset[int]) -> bool:
+        return graph.nodes[index].op.pointwise and may_join(index, inside)
+
+    core = frozenset(match.subgraph.node_ids)
+    if may_join(*core, frozenset()):
+        around = convex(graph, core, may_join)
+        yield convex(graph, around, may_join, axes.whole)
+        yield around
+        yield convex(graph, core, is_pointwise)
 
 
 def facts(match: Match) -> rows.RowFacts | No:
@@ -49,7 +53,5 @@ def apart(region: Region, others: frozenset[int]) -> str | None:
     return rows.apart_on(_axes(graph, anchor), region.subgraph, others)
 
 
-PATTERN = Pattern("behind", tuple(map(single, (*PRODUCTS, "sdpa"))), facts, grow, apart)
-
-ALONE = Pattern("pointwise", tuple(single(name) for name, op in OPS.items() if op.pointwise), facts, grow, apart)
-"""Not among those that every graph is planned with: a graph of norms has no use of it."""
+_TEMPLATES = tuple(single(name) for name, op in OPS.items() if op.pointwise)
+PATTERN = Pattern("pointwise", _TEMPLATES, facts, grow, apart, last=True)
