@@ -21,16 +21,20 @@ class Axes:
         return f"rows along {'axes' if len(self.columns) > 1 else 'axis'} {axes} of {list(self.dim)}"
 
     def tensor(self, t: TensorId) -> FrozenTensor:
-        """A tensor of the graph, one of lower rank with leading axes of extent 1. One with an axis for parts of rows,
-        and one for their columns, has both as one, which is as long as there are parts where columns are `shared`."""
-        found = self.graph.tensors[t]
-        more = len(self.dim) - len(found.dim)
-        if more < 0 and self.parted(t):
-            return _with_whole_rows(found)
+        """A tensor of the graph as ``seen``."""
+        return self.seen(self.graph.tensors[t])
+
+    def seen(self, t: FrozenTensor) -> FrozenTensor:
+        """A tensor with the axes of rows: one of lower rank with leading axes of extent 1. One with an axis for parts
+        of rows, and one for their columns, has both as one, which is as long as there are parts where columns are
+        `shared`."""
+        more = len(self.dim) - len(t.dim)
+        if more < 0 and self._has_parts(t):
+            return _with_whole_rows(t)
         if more <= 0:
-            return found
-        outer = found.dim[0] * found.stride[0]
-        return replace(found, dim=aligned(found.dim, len(self.dim)), stride=(*(outer,) * more, *found.stride))
+            return t
+        outer = t.dim[0] * t.stride[0]
+        return replace(t, dim=aligned(t.dim, len(self.dim)), stride=(*(outer,) * more, *t.stride))
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -59,7 +63,10 @@ class Axes:
 
     def parted(self, t: TensorId) -> bool:
         """True if a tensor has an axis more than rows do, for parts of these."""
-        return self.last and len(self.graph.tensors[t].dim) == len(self.dim) + 1
+        return self._has_parts(self.graph.tensors[t])
+
+    def _has_parts(self, t: FrozenTensor) -> bool:
+        return self.last and len(t.dim) == len(self.dim) + 1
 
     def part(self, t: TensorId) -> int:
         """Columns of a part, of a tensor that has all parts of all rows; 0 for any other."""
@@ -79,9 +86,21 @@ class Axes:
         is_repeated = self.parted(t) and count == 1 < columns < self.width and self.width % columns == 0
         return columns if is_repeated else 0
 
+    def of_all_parts(self, t: TensorId) -> bool:
+        """True if a tensor with an axis for parts has one of them, which stands for all."""
+        return self.parted(t) and self.graph.tensors[t].dim[-2] == 1
+
+    def has_rows(self, t: TensorId) -> bool:
+        """True if a tensor, as ``seen``, has the axes of rows: strides of parts and of their columns may differ."""
+        return len(self.tensor(t).dim) == len(self.dim)
+
     def whole(self, t: TensorId) -> bool:
         """True if a tensor has an element for each of the rows."""
         return self.graph.tensors[t].dim == self.dim
+
+    def has_all(self, t: TensorId) -> bool:
+        """True if a tensor has an element for each of the rows, or of all their parts."""
+        return self.whole(t) or self.part(t) > 0
 
     def fits(self, t: TensorId) -> bool:
         """True if a tensor broadcasts to the rows: along all columns, all of each part, all parts, or none."""

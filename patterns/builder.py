@@ -85,7 +85,7 @@ class Builder:
         pieces = {t: self._pieces(t) for t in varies}
         every = [piece for found in pieces.values() for piece in found]
         numbers = list(dict.fromkeys(number for piece in every for number in piece.place.numbers))
-        chosen = [self.graph.tensors[number] for number in numbers]
+        chosen = [self.axes.tensor(number) for number in numbers]
         alone = {axis for piece in every for axis in piece.place.axes}
         varying = [piece.tensor for t, extent in varies.items() if extent.rows for piece in pieces[t]]
         layout = RowLayout.of(self.axes, [*varying, *chosen], alone)
@@ -130,7 +130,7 @@ class Builder:
             return (self.matched.written(t, piece),)
         period = self.axes.repeated(t)
         unit = self.values.paired.get(t, EachColumnOfPart(period) if period else COLUMNS)
-        return tuple(replace(piece, unit=unit) for piece in self.matched.read(t))
+        return tuple(replace(p, unit=unit, tensor=self.axes.seen(p.tensor)) for p in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
         pieces = self._pieces(list(self.values.loaded)[o.index])

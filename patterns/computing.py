@@ -1,7 +1,7 @@
 """Roles of nodes that compute: pointwise ops, norms and their like, reductions, quantization, rotation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import reduction_mode
@@ -278,25 +278,31 @@ class Turning(Role):
         axes, x = matched.axes, node.input("input")
         if node.compute is not data_type.FLOAT:
             return _of_type(node)
-        if not axes.last or not self.is_of_rows(axes, node, x):
+        if not axes.last or not axes.has_all(x):
             return _not_whole(matched, node)
+        if not axes.has_rows(node.output("output")):
+            return f"makes {axes.graph.tensors[node.output('output')]}, of which one stride does not serve whole rows"
         return _too_early(matched, x) if matched.ended(x) else None
-
-    def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
-        """True if a tensor has all rows; or their parts, whose neighbouring columns are those of rows."""
-        return axes.whole(x) or node.attribute("interleaved") and axes.part(x) > 0
 
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return regular
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
-        pairs = Pairs(matched.axes.width // 2, node.attribute("interleaved"))
+        # Neighbours are the same in parts as in rows.
+        part = 0 if node.attribute("interleaved") else self.part(matched.axes, node)
+        pairs = Pairs((part or matched.axes.width) // 2, node.attribute("interleaved"), part)
         values.make(node.output("output"), self.swapped(values, node, pairs))
+
+    @staticmethod
+    def part(axes: Axes, node: Node) -> int:
+        """Columns of the parts that have pairs, where these are no whole rows; else 0."""
+        found = axes.part(node.input("input"))
+        return found if found < axes.width else 0
 
     @staticmethod
     def swapped(values: Values, node: Node, pairs: Pairs) -> Operand:
         x = values.operand(node.input("input"), in_memory=True)
-        return values.op(SWAP, {"count": pairs.count, "interleaved": pairs.interleaved}, input=x)
+        return values.op(SWAP, asdict(pairs), input=x)
 
 
 class Rotating(Turning):
@@ -304,18 +310,19 @@ class Rotating(Turning):
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
-        if any(matched.role(n).is_regular(matched.axes, n) for n in made):
+        if not all(matched.role(n).narrows for n in made):
             return f"reads cosines and sines that {made[0]} computes"
+        cos, axes = node.input("cos"), matched.axes
+        if axes.parted(node.input("input")) and not axes.of_all_parts(cos):
+            return f"reads {axes.graph.tensors[cos]}, which has other columns for each part of a row"
         return super().why_not(matched, node)
 
-    def is_of_rows(self, axes: Axes, node: Node, x: TensorId) -> bool:
-        return axes.whole(x)
-
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
-        return regular if t == node.input("input") else not regular
+        return regular if t == node.input("input") else move.narrows
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
-        pairs = Pairs(values.graph.tensors[node.input("cos")].dim[-1], node.attribute("interleaved"))
+        count, part = values.graph.tensors[node.input("cos")].dim[-1], self.part(matched.axes, node)
+        pairs = Pairs(count, node.attribute("interleaved"), part)
         cos = values.pair(node.input("cos"), EachPair(pairs, 1.0))
         sin = values.pair(node.input("sin"), EachPair(pairs, 0.0))
         other, x = self.swapped(values, node, pairs), values.operand(node.input("input"), in_memory=True)

@@ -43,7 +43,7 @@ class Joining(Move):
 
     def suits(self, axes: Axes, node: Node) -> bool:
         made, axis = node.output("output"), _joined_axis(axes, node)
-        if axes.parted(made):
+        if not all(axes.has_rows(node.input(port)) for port in ("a", "b")):
             return False
         return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
 
@@ -55,7 +55,7 @@ class Joining(Move):
 
 
 def _joined_axis(axes: Axes, node: Node) -> int:
-    return node.attribute("axis") + len(axes.dim) - len(axes.graph.tensors[node.output("output")].dim)
+    return node.attribute("axis") + max(len(axes.dim) - len(axes.graph.tensors[node.output("output")].dim), 0)
 
 
 class AddingRanks(Move):
@@ -98,6 +98,8 @@ class GatheringRanks(Role):
 class Gathering(Move):
     """Cosines and sines in rows that numbers choose."""
 
+    narrows = True
+
     def is_regular(self, axes: Axes, node: Node) -> bool:
         return False
 
@@ -113,6 +115,8 @@ class Slicing(Move):
     """What is read of a tensor in memory, of which it is a slice; or rows of a value, some along one axis, that are
     written."""
 
+    narrows = True
+
     def is_regular(self, axes: Axes, node: Node) -> bool:
         made = node.output("output")
         # One element is read as a number where it lies, and would be read at the beginning of the whole.
@@ -122,7 +126,8 @@ class Slicing(Move):
         if matched.made_by(node.input("input")) is None:
             return super().why_not(matched, node)
         written = all(isinstance(matched.role(n), Scattering) for n in matched.readers(node.output("output")))
-        fit = written and self.cut(matched.axes, node) is not None and not matched.ended(node.input("input"))
+        axes, fit = matched.axes, written and not matched.ended(node.input("input"))
+        fit = fit and self.cut(axes, node) is not None and axes.has_rows(node.output("output"))
         return None if fit else "is no slice along one axis of rows that they write"
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
@@ -130,9 +135,10 @@ class Slicing(Move):
 
     def cut(self, axes: Axes, node: Node) -> tuple[int, int, int] | None:
         """Axis, first and end of a slice along one axis of rows, or of what is one a row; None for other slices."""
-        dim, slices = axes.graph.tensors[node.input("input")].dim, node.attribute("slices")
+        x, slices = node.input("input"), node.attribute("slices")
+        dim = axes.graph.tensors[x].dim
         cut = [(axis, *s) for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
-        if dim not in (axes.dim, axes.per_row) or len(cut) != 1:
+        if not (dim == axes.per_row or axes.has_all(x)) or len(cut) != 1:
             return None
         ((axis, first, end, step),) = cut
         return (axis, first, end) if axis in axes.axes and step == 1 and first < end else None
@@ -160,9 +166,11 @@ class Scattering(Role):
         made_by = matched.made_by(x)
         if made_by is None or matched.made_by(node.input("index")) is not None or not axes.last:
             return _NOT_WRITTEN
+        if not axes.has_rows(node.output("output")):
+            return _NOT_WRITTEN
         role = matched.role(made_by)
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
-        return None if sliced or (axes.whole(x) and not matched.ended(x)) else _NOT_WRITTEN
+        return None if sliced or (axes.has_all(x) and not matched.ended(x)) else _NOT_WRITTEN
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return True

@@ -20,6 +20,7 @@ class Role:
 
     starts: ClassVar[bool] = False  # whether a match may start from it
     alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
+    narrows: ClassVar[bool] = False  # whether what it makes may have fewer columns than rows, as cosines of pairs have
     expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
 
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -105,9 +106,10 @@ class Matched:
         return node is not None and self.role(node).ends(self.axes, node, t)
 
     def read(self, t: TensorId) -> tuple[Piece, ...]:
-        """The tensors in memory that are read for a tensor, one where no matched node moves rows."""
+        """The tensors in memory that are read for a tensor, one where no matched node moves rows. They may have the
+        axes of the graph's tensors still."""
         node = self.made_by(t)
-        return (Piece(self.axes.tensor(t)),) if node is None else self.role(node).read(self, node)
+        return (Piece(self.graph.tensors[t]),) if node is None else self.role(node).read(self, node)
 
     def written(self, t: TensorId, piece: Piece) -> Piece:
         """The written part of `piece`, a tensor in memory, where its value is that of `t`."""

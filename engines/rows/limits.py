@@ -63,14 +63,16 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
 def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> bool:
     """True if each thread's two pieces are each other's columns of all pairs that lie apart."""
     apart = [one for one in pairs if not one.interleaved]
-    return bool(apart) and taken == 2 and all(one.count == threads_per_row * piece for one in apart)
+    own = (one.count == threads_per_row * piece and not one.part for one in apart)
+    return bool(apart) and taken == 2 and all(own)
 
 
 def pair_faults(
     pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int, exchanges_own: bool = False
 ) -> Iterator[str]:
     """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread. exchanges_own:
-    whether a thread may have both columns in different pieces."""
+    whether a thread may have both columns in different pieces. A part that has pairs is a power of two of pieces, and
+    in one warp, however many pieces a thread takes."""
     for one in pairs:
         own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
         if piece > MOST_PAIRED:
@@ -81,7 +83,13 @@ def pair_faults(
             yield f"pieces have {counted(piece, 'column')}; accepted: an even divisor of the {one.columns} in pairs"
         if not one.interleaved and one.count % piece:
             yield f"pieces have {counted(piece, 'column')}; accepted: a divisor of the {one.count} pairs"
-        if not one.interleaved and not own and (threads_per_row > WARP or taken > 1):
+        if not one.interleaved and one.part:
+            if one.part > min(threads_per_row, WARP) * piece:
+                yield (
+                    f"threads_per_row is {threads_per_row}, pieces have {counted(piece, 'column')}; accepted for pairs "
+                    f"that lie apart in parts of {one.part}: parts that the threads of a row, and of a warp, cover"
+                )
+        elif not one.interleaved and not own and (threads_per_row > WARP or taken > 1):
             yield (
                 f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "
                 f"lie apart: up to {WARP}, with one piece" + ", or with two of the same pairs" * exchanges_own

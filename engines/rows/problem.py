@@ -10,6 +10,7 @@ from graphfuse.codegen.phase_plan import access
 from graphfuse.contract.engine import ProblemClass
 from graphfuse.ops import BLOCKS, Cost
 from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.pairs import Pairs
 from graphfuse.rows.program import RowProgram, Store, cost_of, part_of
 from graphfuse.rows.steps import Join, Pick
 from graphfuse.rows.views import View
@@ -39,7 +40,7 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = Fal
     more = {
         "sums": sorted(s.view.dtype.value for s in program.sums),
         "functions": any(cost_of(step) is Cost.FUNCTION for step in program.elementwise),
-        "exchanged": sorted([pairs.count, pairs.interleaved] for pairs in program.swapped),
+        "exchanged": sorted(map(_pairs, program.swapped)),
         "picked": sum(isinstance(step, Pick) for step in program.steps),
         "across": chunk if across else 0,
         "parts": sorted([step.op_name, part_of(step)] for step in program.steps if part_of(step)),
@@ -53,7 +54,7 @@ def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
     for number in view.place.numbers:
         found["indexed"] = program.indices[number].dtype.value
     if pairs := view.unit.pairs:
-        found["pairs"] = [pairs.count, pairs.interleaved]
+        found["pairs"] = _pairs(pairs)
     if view.unit.part:
         found["part"] = view.unit.part
     if view.unit.period:
@@ -61,6 +62,10 @@ def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
     if view.place.span:
         found["parts"] = [access(part, chunk) for part in view.parts]
     return found
+
+
+def _pairs(pairs: Pairs) -> list[int]:
+    return [pairs.count, pairs.interleaved, *[pairs.part] * bool(pairs.part)]
 
 
 def _written(program: RowProgram, store: Store, chunk: int) -> dict[str, object]:

@@ -70,7 +70,12 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
         least = chunk // 2 if pairs.interleaved else chunk
         if pairs.count % least:
             yield f"{facts.node}: {pairs.count} pairs of {facts.columns} columns; accepted: a multiple of {least}"
-        if not pairs.interleaved and facts.columns > WARP * most:
+        if not pairs.interleaved and pairs.part:
+            longest = WARP * most
+            if pairs.part & (pairs.part - 1) or pairs.part > longest:
+                what = f"{facts.node}: pairs of columns that lie apart, in parts of {counted(pairs.part, 'column')}"
+                yield f"{what}; accepted: a power of two up to {longest}, as a warp has each part"
+        elif not pairs.interleaved and facts.columns > WARP * most:
             yield (
                 f"{facts.node}: pairs of columns that lie apart, in rows of {facts.columns}; accepted: up to "
                 f"{WARP * most}, as a warp has a row"

@@ -36,8 +36,10 @@ def _numbers(plan: PhasePlan) -> Iterator[str]:
         yield f"row extents are {list(plan.extents)}, and not one for each row axis of the program"
     if plan.across and plan.stages:
         yield f"rows lie across pieces and are copied in {plan.stages} stages"
-    if any(pairs.columns > plan.columns for pairs in plan.program.all_pairs):
-        yield f"pairs have more than the {plan.columns} columns"
+    for pairs in plan.program.all_pairs:
+        if pairs.columns > (pairs.part or plan.columns) or pairs.part and plan.columns % pairs.part:
+            within = f" in parts of {pairs.part}" * bool(pairs.part)
+            yield f"{pairs.columns} columns are in pairs{within}, of rows of {plan.columns}"
 
 
 def _phase(plan: PhasePlan, phase: int) -> Iterator[str]:

@@ -196,10 +196,11 @@ class Elements:
         step = self.program.steps[o.index]
         pairs = Pairs(**dict(step.attributes))
         how = "neighbours" if pairs.interleaved else "halves"
-        whole = str(pairs.columns == self.plan.columns).lower()
+        whole = str(pairs.whole(self.plan.columns)).lower()
         number = pairs.columns if pairs.interleaved else f"{pairs.count // self.plan.piece}, {whole}"
         ((_, value),) = step.operands
-        yield f"    gf::swap_{how}<{number}>(gf::u32(row.thread + at), {self.array(value)}, a{o.index});"
+        piece = pairs.piece(self.plan.piece)
+        yield f"    gf::swap_{how}<{number}>({piece}, {self.array(value)}, a{o.index});"
         if o in kept:
             yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
 

@@ -18,6 +18,7 @@ from graphfuse.functional.fp8 import (
     rmsnorm_quant_dynamic,
     silu_mul_fp8,
 )
+from graphfuse.functional.grid import cos_sin_of_grid
 from graphfuse.functional.losses import cross_entropy, cross_entropy_backward
 from graphfuse.functional.norms import (
     fused_add_layernorm,
@@ -30,7 +31,7 @@ from graphfuse.functional.norms import (
     rmsnorm,
     sandwich_rmsnorm,
 )
-from graphfuse.functional.rope import qk_norm_rope, qk_norm_rope_cache
+from graphfuse.functional.rope import qk_norm_rope, qk_norm_rope_across_heads, qk_norm_rope_cache
 from graphfuse.functional.sequence_parallel import (
     reduce_scatter_add_rmsnorm,
     reduce_scatter_add_rmsnorm_all_gather,
@@ -45,6 +46,7 @@ __all__ = [
     "add_layernorm",
     "add_rmsnorm_fp4quant",
     "all_reduce_add_rmsnorm",
+    "cos_sin_of_grid",
     "cross_entropy",
     "cross_entropy_backward",
     "explain",
@@ -62,6 +64,7 @@ __all__ = [
     "normalize",
     "gemma_sandwich_rmsnorm",
     "qk_norm_rope",
+    "qk_norm_rope_across_heads",
     "qk_norm_rope_cache",
     "qk_rmsnorm",
     "quantize_fp8",

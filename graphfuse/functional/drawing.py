@@ -1,7 +1,8 @@
 """The graph of a call while it is drawn. Arguments, by name, become its tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from graphfuse.api import pygraph
@@ -59,6 +60,13 @@ class DrawnGraph:
         if len(t.shape) == 1:
             t = replace(t, shape=(heads, *t.shape), stride=(0, *t.stride))
         return self._given(name, t)
+
+    @contextmanager
+    def of_rank(self, rank: int) -> Iterator[None]:
+        """Context in which tensors have this rank at least, in the place of the first argument's."""
+        before, self.rank = self.rank, rank
+        yield
+        self.rank = before
 
     def _given(self, name: str, t: Layout) -> Tensor:
         if name not in self._read:

@@ -1,6 +1,6 @@
 """Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from graphfuse.functional.tensor_parameter import (
     Shape,
     TensorParameter,
     Types,
+    columns_of_heads,
     columns_or_heads,
     like,
     one,
@@ -109,13 +110,18 @@ def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
-def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
-    """Normalized heads of both, times their weights where these are given, and rotated."""
+def have_weights(d: DrawnGraph) -> bool:
+    """True if both have weights, False if none has. VariantPackError where one has."""
     given = [name in d for name in ("q_weight", "k_weight")]
     if given[0] != given[1]:
         missing, there = sorted(("q_weight", "k_weight"), key=lambda name: name in d)
         raise VariantPackError(f"{missing} is None and {there} is a tensor; accepted: tensors for both, or for none")
-    if all(given):
+    return all(given)
+
+
+def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
+    """Normalized heads of both, times their weights where these are given, and rotated."""
+    if have_weights(d):
         weights = (d.for_heads(f"{name}_weight", d.layouts[name].shape[-2]) for name in "qk")
         normal = d.graph.mul(normal, d.graph.join(*weights, d.rank - 2))
     return rotated(d, normal)
@@ -134,6 +140,55 @@ def draw(d: DrawnGraph) -> None:
             d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
+def rows_of_heads(d: DrawnGraph, x: Tensor, dim: Shape) -> Tensor:
+    """x, (..., heads, columns), as rows that have all heads. dim: its extents."""
+    return d.graph.reshape(x).set_dim((*dim[:-2], dim[-2] * dim[-1]))
+
+
+def turned_heads(d: DrawnGraph, rows: Tensor, dim: Shape) -> Tensor:
+    """Rows that have all heads, as heads with these extents, rotated."""
+    with d.of_rank(len(dim)):
+        return rotated(d, d.graph.reshape(rows).set_dim(dim))
+
+
+def draw_across(d: DrawnGraph) -> None:
+    """Both results, and the inverse RMS of each token where that is asked for. Where queries are like keys, both are
+    rows of one tensor, along a further axis: one kernel."""
+    weights = ("q_weight", "k_weight") if have_weights(d) else ()
+    joined = _are_alike(d, ("q", "k")) and (not weights or _are_alike(d, weights))
+    of_rows = d.rank - 1 + joined
+    with d.of_rank(of_rows + 1):
+        heads = [d[x] for x in "qk"]
+    with d.of_rank(of_rows):
+        scales = [d[name] for name in weights]
+    shapes = [d.layouts[x].shape for x in "qk"]
+    if joined:
+        shapes, heads = [(2, *shapes[0])], [d.graph.join(*heads, 0)]
+        scales = [d.graph.join(*scales, 0)] if weights else []
+    made = []
+    for n, (x, dim) in enumerate(zip(heads, shapes, strict=True)):
+        rows = rows_of_heads(d, x, dim)
+        with d.of_rank(of_rows):
+            y, *inverse_rms = d.training_norm(rows) if "q_inverse_rms" in d else [d.norm(rows, None)]
+        made.append([turned_heads(d, d.graph.mul(y, scales[n]) if weights else y, dim), *inverse_rms])
+    ranks = (of_rows + 1, of_rows)
+    if joined:
+        made = [[_one_of_both(d, t, rank, n) for t, rank in zip(*made, ranks, strict=False)] for n in range(2)]
+    for x, found in zip("qk", made, strict=True):
+        for name, t, rank in zip(("out", "inverse_rms"), found, ranks, strict=False):
+            with d.of_rank(rank):
+                d.store(f"{x}_{name}", t)
+
+
+def _one_of_both(d: DrawnGraph, t: Tensor, rank: int, number: int) -> Tensor:
+    return d.graph.slice(t, [slice(number, number + 1), *(slice(None),) * (rank - 1)])
+
+
+def _are_alike(d: DrawnGraph, names: Sequence[str]) -> bool:
+    one, other = (d.layouts[name] for name in names)
+    return (one.shape, one.stored) == (other.shape, other.stored)
+
+
 def _draw_cached(d: DrawnGraph) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
@@ -149,17 +204,20 @@ def _divided(d: DrawnGraph, x: Tensor, scale: str) -> Tensor:
     return d.graph.mul(x, d.graph.reciprocal(d[scale])) if scale in d else x
 
 
-def heads_and_angles(types: Types) -> tuple[TensorParameter, ...]:
-    """Queries, keys, their weights and their angles. types: that all may have but positions."""
+def heads_and_angles(types: Types, across: bool = False) -> tuple[TensorParameter, ...]:
+    """Queries, keys, their weights and their angles. types: that all may have but positions. across: whether the heads
+    of a token are normalized together."""
+    weight = columns_of_heads if across else columns_or_heads
     return (
-        TensorParameter("q", types),
+        TensorParameter("q", types, row_axes=1 + across),
         TensorParameter("k", types, _of_keys, free=True),
-        *(TensorParameter(f"{x}_weight", types, columns_or_heads(x), optional=True) for x in "qk"),
+        *(TensorParameter(f"{x}_weight", types, weight(x), optional=True) for x in "qk"),
         *angle_parameters("q", types),
     )
 
 
 _GIVEN = heads_and_angles(FLOATS)
+_GIVEN_ACROSS = heads_and_angles(FLOATS, across=True)
 _CACHES = tuple(
     TensorParameter(f"{x}_cache", FORMATS, _pages(f"{x}_cache"), free=True, table=True, written=True) for x in "kv"
 )
@@ -202,6 +260,33 @@ def qk_norm_rope(
 
     Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
     multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.
+    """
+
+
+@function(Variant((*_GIVEN_ACROSS, *QK_OUT), draw_across), "q_out", "k_out", chosen_by=("is_neox",))
+def qk_norm_rope_across_heads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    eps: float = 1e-6,
+    is_neox: bool = False,
+    q_out: torch.Tensor | None = None,
+    k_out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as WAN and other diffusion models of video have
+    it, and FlashInfer's ``fused_qk_rmsnorm_rope``.
+
+    q_weight, k_weight: (heads * head_dim,) of q's and k's heads, or both None for 1. cos_sin_cache: as of
+    ``qk_norm_rope``; ``cos_sin_of_grid`` makes that of positions in frames, rows and columns. is_neox: False here, as
+    these models have it. The others, and errors, are as of ``qk_norm_rope``.
+
+    Returns (q_out, k_out). One kernel where q has as many heads as k, else one each. Kernels take heads without gaps
+    between them, a head_dim that is a multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox).
+    If is_neox, they take a head_dim that is a power of two, up to 512. The reference engine takes the rest.
     """
 
 

@@ -72,11 +72,13 @@ class Rule:
 
 
 def splittable(used: Sequence[TensorParameter], found: Mapping[str, Axes]) -> tuple[int, ...]:
-    """The dimensions of the first tensor along which ranks can run by themselves: not columns, and only those that
+    """The dimensions of the first tensor along which ranks can run by themselves: none of a row, and only those that
     every result has or is made over."""
     rank = len(found[used[0].name])
     written = [a for a in used if a.written]
-    return tuple(i for i in range(rank - 1) if all(i in found[a.name] or a.over_rows is not None for a in written))
+    return tuple(
+        i for i in range(rank - used[0].row_axes) if all(i in found[a.name] or a.over_rows is not None for a in written)
+    )
 
 
 def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwargs=None) -> object:

@@ -107,7 +107,7 @@ def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -
     used = tuple(a for a in arguments if a.name in layouts)
     shapes = {a.name: elements(layouts[a.name].shape, layouts[a.name].stored) for a in used}
     rank = len(shapes[used[0].name])
-    for leading in range(rank - 1, 0, -1):
+    for leading in range(rank - used[0].row_axes, 0, -1):
         kinds = _kinds(used, shapes, leading)
         counted = [name for name, kind in (kinds or {}).items() if kind is CountKind.COUNTED]
         if kinds and all(joined(layouts[n].shape, layouts[n].stride, leading) is not None for n in counted):

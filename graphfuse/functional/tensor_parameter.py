@@ -49,6 +49,8 @@ class TensorParameter:
     optional: whether it may be left out altogether.
     only: (name, type) of another argument without which this one is ignored.
     asked: the option without which it is not made.
+    row_axes: of the first one, how many of its last dimensions are a row's: rows are neither counted nor split along
+        these.
     over_rows: of one that is written and has no dimension for rows, how what is made of some rows each becomes what is
         made of all: "sum" or "max"; None where it does not.
     note: said where it is refused.
@@ -65,6 +67,7 @@ class TensorParameter:
     optional: bool = False
     only: tuple[str, torch.dtype] | None = None
     asked: str | None = None
+    row_axes: int = 1
     over_rows: str | None = None
     note: str = ""
 
@@ -93,6 +96,11 @@ def columns_or_heads(name: str) -> Rule:
     """One value for each column of another argument, the same in all rows, or others for each index of the dimension
     before, as of heads."""
     return lambda shapes: (shapes[name][-1:], *(shapes[name][-2:] for _ in shapes[name][1:2]))
+
+
+def columns_of_heads(name: str) -> Rule:
+    """One value for each column of all heads of another argument, its last two dimensions, one head after the other."""
+    return lambda shapes: ((prod(shapes[name][-2:]),),)
 
 
 def samples(name: str) -> Rule:

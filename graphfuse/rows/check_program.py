@@ -99,7 +99,7 @@ def _plain(view: View) -> bool:
 def _pointwise(step: Step) -> Iterator[str]:
     op = OPS.get(step.op_name)
     if step.op_name == SWAP:
-        ports, slots = {"input"}, {"count", "interleaved"}
+        ports, slots = {"input"}, {"count", "interleaved", "part"}
     elif step.op_name in OF_PARTS.values():
         ports, slots = {"input"}, {"size"}
     elif step.op_name in FUSED:

@@ -6,15 +6,28 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none."""
+    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none.
+
+    part: columns of each part of a row, if each has such pairs; 0 if the row has them.
+    """
 
     count: int
     interleaved: bool
+    part: int = 0
 
     @property
     def columns(self) -> int:
         """Number of columns that are in a pair."""
         return 2 * self.count
+
+    def whole(self, columns: int) -> bool:
+        """True if all columns are in a pair. columns: of a row."""
+        return self.columns == (self.part or columns)
+
+    def piece(self, piece: int) -> str:
+        """Number of the piece `at` in what has the pairs, in C++. piece: its columns."""
+        number = "gf::u32(row.thread + at)"
+        return f"{number} % {self.part // piece}u" if self.part else number
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,8 @@ class EachColumn:
 
 @dataclass(frozen=True)
 class EachPair(EachColumn):
-    """A tensor has an element for each pair of columns. otherwise: what columns read that are in no pair."""
+    """A tensor has an element for each pair of columns, of a row, or of a part, the same for all parts. otherwise: what
+    columns read that are in no pair."""
 
     of: Pairs
     otherwise: float
@@ -54,6 +68,10 @@ class EachPair(EachColumn):
     @property
     def pairs(self) -> Pairs:
         return self.of
+
+    @property
+    def period(self) -> int:
+        return self.pairs.part
 
     @property
     def halves(self) -> bool:
@@ -67,11 +85,21 @@ class EachPair(EachColumn):
         return piece if self.halves else piece // 2
 
     def offset(self, piece: int, nbytes: int) -> str:
+        if self.period:
+            return "0"
         first = f"gf::u32(thread) % {self.pairs.count // piece}u" if self.halves else "thread"
         return f"{first} * {nbytes}"
 
+    def place(self, piece: int) -> str:
+        if not self.period:
+            return "at"
+        return self.pairs.piece(piece) + f" % {self.pairs.count // piece}u" * self.halves
+
     def beyond(self, piece: int, columns: int) -> str:
-        return f"row.thread + at >= {self.pairs.columns // piece}" if self.pairs.columns < columns else ""
+        if self.pairs.whole(columns):
+            return ""
+        number = self.pairs.piece(piece) if self.period else "row.thread + at"
+        return f"{number} >= {self.pairs.columns // piece}"
 
 
 @dataclass(frozen=True)

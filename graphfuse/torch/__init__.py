@@ -28,7 +28,7 @@ from graphfuse.torch.operators.declared import (
     softmax,
 )
 from graphfuse.torch.operators.losses import CrossEntropyLoss, cross_entropy
-from graphfuse.torch.operators.rope import QKNormRope, qk_norm_rope
+from graphfuse.torch.operators.rope import QKNormRope, qk_norm_rope, qk_norm_rope_across_heads
 from graphfuse.torch.override import override
 from graphfuse.torch.whole_models import fuse, kernel_mapping, unfuse
 
@@ -57,6 +57,7 @@ __all__ = [
     "normalize",
     "override",
     "qk_norm_rope",
+    "qk_norm_rope_across_heads",
     "rms_norm",
     "rms_norm_silu",
     "rms_norm_silu_gate",

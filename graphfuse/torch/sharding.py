@@ -15,15 +15,17 @@ from graphfuse.functional.sharding import register, splittable
 __all__ = ["OperatorRule", "register", "rules"]
 
 _SHAPE = (2, 3, 512)  # samples, rows of each, columns
+_HEADS = 4  # of a row, where all of them are one
 
 
 @dataclass(frozen=True)
 class OperatorRule:
     """Rule of an operator whose first tensor, (samples, ..., columns), is split.
 
-    name: without ``graphfuse::``. rows: whether it can be split along all dimensions but the last one. whole: what
-    every rank has all of. by_sample: what is split along the first dimension alone. added: results of which each rank
-    has its rows' part, by the operation that makes the whole. columns: whether it can be split along the last one.
+    name: without ``graphfuse::``. rows: whether it can be split along all dimensions but those of a row, the last one,
+    or that of heads, too. whole: what every rank has all of. by_sample: what is split along the first dimension alone.
+    added: results of which each rank has its rows' part, by the operation that makes the whole. columns: whether it can
+    be split along the last one.
     """
 
     name: str
@@ -41,8 +43,9 @@ def rules() -> tuple[OperatorRule, ...]:
 
 def _rule(f: Function) -> OperatorRule:
     used = [a for a in f.arguments if a.only is None]
-    found = axes(used, {a.name: _SHAPE for a in used if a is used[0] or (a.free and not a.table)})
-    rows = {*range(len(_SHAPE) - 1)}
+    shape = (*_SHAPE[:-1], *(_HEADS,) * (used[0].row_axes - 1), _SHAPE[-1])
+    found = axes(used, {a.name: shape for a in used if a is used[0] or (a.free and not a.table)})
+    rows = {*range(len(shape) - used[0].row_axes)}
     missing = {a: rows - {*found[a.name]} for a in used}
     added = tuple((a.name, a.over_rows) for a in used if a.over_rows is not None)
     read = [a for a in used if a.over_rows is None]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphfuse import functional
-from graphfuse.torch import qk_norm_rope
+from graphfuse.torch import qk_norm_rope, qk_norm_rope_across_heads
 from support import oracle
 
 pytestmark = pytest.mark.gpu
@@ -25,11 +25,12 @@ def drawn(tokens, queries, keys, columns, rotary, dtype):
     return q, k, v, *weights, random(4096, rotary), positions
 
 
-def exact(q, k, q_weight, k_weight, cache, positions, is_neox):
+def exact(q, k, q_weight, k_weight, cache, positions, is_neox, across=False):
     cos, sin = cache.double()[positions][:, None].chunk(2, -1)
     made = []
     for x, weight in ((q, q_weight), (k, k_weight)):
-        y = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+        weight = weight.view(x.shape[1:]) if across else weight
+        y = x * (x.square().mean((-2, -1) if across else -1, keepdim=True) + EPS).rsqrt() * weight
         made.append(oracle.rotated(y, *(t.expand(*y.shape[:-1], -1) for t in (cos, sin)), not is_neox))
     return made
 
@@ -49,16 +50,38 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_values_and_gradients(kind, is_neox):
     q, k, _, *weights, cache, positions = drawn(*kind)
-    leaves = [t.detach().requires_grad_() for t in (q, k, *weights)]
-    made = qk_norm_rope(*leaves, cache, positions, EPS, is_neox)
+    check(qk_norm_rope, (q, k, *weights), (cache, positions), is_neox)
+
+
+ACROSS = [
+    (1, 12, 12, 128, 128, torch.bfloat16),
+    (4099, 12, 12, 128, 128, torch.bfloat16),
+    (1000, 40, 40, 128, 128, torch.bfloat16),
+    (1000, 5, 2, 64, 32, torch.float16),
+    (300, 8, 8, 256, 128, torch.float32),
+]
+
+
+@pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
+@pytest.mark.parametrize("kind", ACROSS, ids=str)
+def test_values_and_gradients_across_heads(kind, is_neox):
+    q, k, _, *_, cache, positions = drawn(*kind)
+    weights = (torch.randn(x.shape[1] * x.shape[2], device=DEVICE).to(x.dtype) for x in (q, k))
+    check(qk_norm_rope_across_heads, (q, k, *weights), (cache, positions), is_neox, across=True)
+
+
+def check(function, given, angles, is_neox, **kind):
+    cache, positions = angles
+    leaves = [t.detach().requires_grad_() for t in given]
+    made = function(*leaves, cache, positions, EPS, is_neox)
     outer = [torch.randn_like(y) for y in made]
     found = torch.autograd.grad(made, leaves, outer, retain_graph=True)
     again = torch.autograd.grad(made, leaves, outer)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     wide = [t.detach().double().requires_grad_() for t in leaves]
-    want = exact(*wide, cache, positions, is_neox)
+    want = exact(*wide, cache, positions, is_neox, **kind)
     gradients = torch.autograd.grad(want, wide, [t.double() for t in outer])
-    unit = torch.finfo(kind[-1]).eps
+    unit = torch.finfo(given[0].dtype).eps
     for a, b in zip((*made, *found), (*want, *gradients), strict=True):
         scale = max(1.0, b.abs().max().item())
         torch.testing.assert_close(a.double(), b, rtol=0.51 * unit + 1e-6, atol=1e-5 * scale)

@@ -160,6 +160,7 @@ def call(name: str, shape=(5, 64), dtype=torch.bfloat16, weight=None, tensors=Te
 
 LOSSES = ["cross_entropy", "cross_entropy_backward"]  # whose tests are test_cross_entropy.py
 ROTATED = ["qk_norm_rope", "qk_norm_rope_cache"]  # whose tests are test_rope.py
+ROTATED += ["qk_norm_rope_across_heads", "cos_sin_of_grid"]  # whose tests are test_rope_across_heads.py
 OVER_RANKS = [name for name in functional.__all__ if "all_reduce" in name or "scatter" in name or "gather" in name]
 NAMES = [name for name in functional.__all__ if name not in (*LOSSES, *ROTATED, *OVER_RANKS, "explain")]
 WITH_EPS = [name for name in NAMES if "eps" in call(name).options]

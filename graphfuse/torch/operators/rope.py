@@ -4,26 +4,28 @@ All that is given, and one number a head, are kept. Gradients are by rule: backw
 backward of RMSNorm.
 """
 
+from dataclasses import replace
+
 import torch
 
 from graphfuse.functional import sharding
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.norms import of_keys
-from graphfuse.functional.rope import draw, heads_and_angles, rotated
+from graphfuse.functional.rope import draw, draw_across, heads_and_angles, rotated, rows_of_heads, turned_heads
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.both import Both
 from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
 from graphfuse.torch.operators.formula import differentiable
 
-_GIVEN = {a.name: a for a in heads_and_angles(TYPES)}
-
 
 class RotatedNorm(Computation):
     """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
 
+    given = {a.name: a for a in heads_and_angles(TYPES)}
+
     def __init__(self, x: str):
         self.x = x
-        self.tensors = tuple(_GIVEN[name] for name in (x, f"{x}_weight", "cos_sin_cache", "positions"))
+        self.tensors = tuple(self.given[name] for name in (x, f"{x}_weight", "cos_sin_cache", "positions"))
         self.results = (TensorParameter(f"{x}_out", TYPES, like(x), written=True, new=type_of(x)),)
         self.statistics = (of_rows(f"{x}_inverse_rms", written=True, of=x),)
         self.kept = (*(a.name for a in self.tensors), f"{x}_inverse_rms")
@@ -44,6 +46,28 @@ class RotatedNorm(Computation):
         d.store(f"{self.x}_out", rotated(d, y))
 
 
+class RotatedNormAcross(RotatedNorm):
+    """The same with all heads of a token normalized together."""
+
+    given = {a.name: a for a in heads_and_angles(TYPES, across=True)}
+
+    def __init__(self, x: str):
+        super().__init__(x)
+        self.statistics = (replace(*self.statistics, shape=lambda shapes: ((*shapes[x][:-2], 1),)),)
+        self.normalized = replace(self.normalized, row_axes=2)
+
+    def _forward(self, d: DrawnGraph) -> None:
+        dim = d.layouts[self.x].shape
+        rows = rows_of_heads(d, d[self.x], dim)
+        with d.of_rank(len(dim) - 1):
+            y = d.norm(rows, f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
+        d.store(f"{self.x}_out", turned_heads(d, y, dim))
+
+    def _backward(self, d: DrawnGraph) -> None:
+        with d.of_rank(d.rank - 1):
+            super()._backward(d)
+
+
 class RotatedHeads(Both):
     """Both. Which columns are pairs is said by is_neox."""
 
@@ -52,7 +76,15 @@ class RotatedHeads(Both):
     _forward = staticmethod(draw)
 
 
+class RotatedHeadsAcross(RotatedHeads):
+    """The same with all heads of a token normalized together."""
+
+    each = RotatedNormAcross("q"), RotatedNormAcross("k")
+    _forward = staticmethod(draw_across)
+
+
 _run = differentiable("differentiable_qk_norm_rope", RotatedHeads()).run
+_run_across = differentiable("differentiable_qk_norm_rope_across_heads", RotatedHeadsAcross()).run
 
 
 def qk_norm_rope(
@@ -78,6 +110,25 @@ def qk_norm_rope(
     makes the results. Gradients cannot be differentiated again. Errors as of ``rms_norm``.
     """
     return _run(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
+
+
+def qk_norm_rope_across_heads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor,
+    positions: torch.Tensor,
+    eps: float = 1e-6,
+    is_neox: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as
+    ``graphfuse.functional.qk_norm_rope_across_heads``.
+
+    q_weight, k_weight: (heads * head_dim,) of q's and k's heads, both None for 1. is_neox: False here. The others,
+    gradients and errors as of ``qk_norm_rope``; one number a token is kept.
+    """
+    return _run_across(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
 
 
 class QKNormRope(torch.nn.Module):

@@ -123,6 +123,30 @@ def rotated_queries_and_keys(mesh):
             (near if sums else same)(got.detach(), right.detach())
 
 
+def heads_normalized_together(mesh):
+    """Split by tokens, nothing is sent. Of heads that are split, all are gathered first: none is normalized alone."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    q, k = (torch.randn(6, heads, 32, device=mesh.device_type) for heads in (4, 2))
+    weights = [torch.randn(heads * 32, device=mesh.device_type) for heads in (4, 2)]
+    table, positions = torch.randn(9, 32, device=mesh.device_type), torch.arange(6, device=mesh.device_type)
+    for dim in (0, 1):
+        whole = [t.clone().requires_grad_() for t in (q, k, *weights)]
+        placed = [dtensor(mesh, t, Shard(dim) if t.dim() == 3 else Replicate()) for t in whole]
+        angles = dtensor(mesh, table), dtensor(mesh, positions, Replicate() if dim else Shard(0))
+        made = training.qk_norm_rope_across_heads(*placed, *angles, EPS)
+        want = training.qk_norm_rope_across_heads(*whole, table, positions, EPS)
+        for got, right in zip(made, want, strict=True):
+            assert got.placements == ((Replicate() if dim else Shard(0)),), dim
+            same(got.detach(), right.detach())
+        if dim == 0:
+            outer = [torch.randn_like(y) for y in want]
+            gradients = torch.autograd.grad(made, placed, [dtensor(mesh, t, Shard(0)) for t in outer])
+            for got, right in zip(gradients, torch.autograd.grad(want, whole, outer), strict=True):
+                assert got.placements == ((Partial("sum") if right.dim() == 1 else Shard(0)),)
+                (near if right.dim() == 1 else same)(got, right)
+
+
 def in_place(mesh):
     """Each rank writes what it has. What would have to be moved first is refused on all ranks, and nothing written."""
     from torch.distributed.tensor import Partial, Shard
