@@ -16,7 +16,10 @@ extern "C" const char* __asan_default_options() {
   return "detect_leaks=0:detect_stack_use_after_return=0:exitcode=10:allocator_may_return_null=0:malloc_context_size=0";
 }
 extern "C" const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1:exitcode=11"; }
-extern "C" const char* __tsan_default_options() { return "halt_on_error=1:exitcode=12:report_thread_leaks=0"; }
+extern "C" const char* __tsan_default_options() {
+  // No other thread is there whose races the program could wait for, by default a second, before it ends.
+  return "halt_on_error=1:exitcode=12:report_thread_leaks=0:atexit_sleep_ms=0";
+}
 
 namespace {
 
