@@ -25,6 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # ten seconds: whether g++ knows these is no question of ours.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Garbage is looked for when there may be some (pytest_collection), not after each of thousands of compilations too.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+
 # Derandomized: a run says something about the code, not about the day. Shared machines have no deadlines.
 hypothesis.settings.register_profile("graphfuse", deadline=None, derandomize=True, max_examples=30, database=None)
 hypothesis.settings.load_profile("graphfuse")
@@ -177,11 +180,14 @@ def untuned(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def untimed_guards():
-    """torch measures how long the guards of each graph take, for which it empties the processor's caches."""
-    guards = sys.modules.get("torch._dynamo.guards")
+def unmeasured_compilations():
+    """torch measures how long the guards of each graph take, for which it empties the processor's caches, and writes
+    its settings as JSON after each compilation."""
+    guards, utils = (sys.modules.get(f"torch._dynamo.{name}") for name in ("guards", "utils"))
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
+    if hasattr(utils, "get_metrics_context"):
+        utils.get_metrics_context()._on_exit = lambda *_: None
 
 
 @pytest.fixture(autouse=True, scope="session")

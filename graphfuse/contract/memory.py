@@ -1,6 +1,7 @@
 """Memory at an address as a torch tensor, and a stream at an address as torch's. The caller keeps both alive."""
 
 import ctypes
+from contextlib import nullcontext
 
 from graphfuse.base.device import Device
 
@@ -17,7 +18,8 @@ def wrap(torch, address: int, size: int, device: Device):
 def on(torch, device: Device, stream: int):
     """Context in which torch works on `device`, on the stream at an address (0: the default stream)."""
     if device.memory == "cpu":
-        return torch.device("cpu")
+        # With a device for a context each operation goes by way of Python, which takes as long as a small one.
+        return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     # ExternalStream takes the default stream's address, 0, for none and makes a stream of its own.
     given = (
         torch.cuda.ExternalStream(stream, device=device.ordinal)

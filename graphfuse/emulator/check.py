@@ -13,7 +13,7 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.base.errors import KernelFaultError
 from graphfuse.contract import engine, launch_limits, signature
 from graphfuse.contract.arguments import Packing
-from graphfuse.emulator.compiler import Build, build
+from graphfuse.emulator.compiler import Build, build, runner
 from graphfuse.emulator.kernel import FORWARD, REVERSE, LaunchRecord
 from graphfuse.op_graph.ir import TensorId
 
@@ -79,7 +79,7 @@ def check_ranks(
         wrong = launch_limits.fault(each, EMULATOR) or signature.fault(source, entry, each)
         if wrong:
             raise KernelFaultError(f"kernel {entry!r}: the launch's {wrong}")
-    program = build(source, entry, sanitizers)
+    library = build(source, entry, sanitizers)
     allocations = _allocations(memory, launch.scratch_bytes)
     packing = Packing(launch)
     arguments, relocations = b"", []
@@ -108,7 +108,7 @@ def check_ranks(
             *(a.content for a in allocations),
         ]
     )
-    found = _run(program, problem, entry, sanitizers)
+    found = _run(library, problem, entry, sanitizers)
     results = []
     for n in range(len(schedules)):
         after, at = [], n * sum(len(a.content) for a in allocations)
@@ -156,11 +156,12 @@ def _value(argument: engine.Argument, launch: engine.Launch, scalars: Mapping[Te
     return 0
 
 
-def _run(program: Path, problem: bytes, entry: str, sanitizers: Build) -> bytes:
+def _run(library: Path, problem: bytes, entry: str, sanitizers: Build) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "problem"), Path(folder, "results")
         given.write_bytes(problem)
-        command = [*(_fixed_addresses() if sanitizers is Build.RACE else ()), str(program), str(given), str(made)]
+        prefix = _fixed_addresses() if sanitizers is Build.RACE else ()
+        command = [*prefix, *map(str, (runner(sanitizers), library, given, made))]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Compiles a kernel's source to a shared library or program for this machine, kept on disk like the cubins."""
+"""Compiles a kernel's source to a shared library for this machine, kept on disk like the cubins."""
 
 import enum
 import functools
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from graphfuse.base import settings
@@ -19,7 +20,10 @@ _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp"
 # -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.
 _COMMON = ("-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off")
 # Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
-_KERNEL = ("-fvisibility=hidden", "-w")
+_KERNEL = ("-fvisibility=hidden", "-w", "-shared", "-Wl,-rpath,$ORIGIN")
+# What a kernel's library calls itself. All else that a linker would look through, for longer than it links, comes with
+# the machine.
+_LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
 # Names that only a CUDA compiler knows; a kernel has them from the headers instead.
 _CUDA_NAMES = re.compile(
     r"\b(__global__|__device__|__shared__|__launch_bounds__|threadIdx|blockIdx|blockDim|gridDim|__sync\w+|__shfl\w+"
@@ -28,7 +32,7 @@ _CUDA_NAMES = re.compile(
 
 
 class Build(enum.Enum):
-    """Build of a kernel: a library for this process, or a program with sanitizers.
+    """Build of a kernel: a library for this process, or for a program with sanitizers.
 
     ADDRESS: AddressSanitizer and UndefinedBehaviorSanitizer. RACE: ThreadSanitizer.
     """
@@ -43,47 +47,70 @@ class Build(enum.Enum):
 
 
 def build(source: str, entry: str, what: Build) -> Path:
-    """The path of the library or program, compiled unless it is kept already.
+    """The path of the library, compiled unless it is kept already.
 
     source: a complete kernel; entry: its kernel's name. Raises CompilerNotFoundError, or
     KernelCompileError with the compiler's log (attributes `log` and `source`). A cache
     directory that cannot be used costs a warning, and a compilation in each process.
     """
     compiler = find()
-    kept = store.cache()
-    if kept is not None:
-        try:
-            return _built(compiler, source, entry, what, kept)
-        except OSError as error:
-            store.give_up(error)
     try:
-        return _built(compiler, source, entry, what, store.own())
+        return _somewhere(lambda kept: _built(compiler, source, entry, what, kept))
     except OSError as error:
         raise _failure(f"kernel {entry!r} cannot be compiled for the emulator: {error}", "", source) from error
 
 
+def runner(what: Build) -> Path:
+    """The path of the program that loads a kernel's library of that build, which has sanitizers. Else as `build`."""
+    compiler = find()
+    try:
+        return _somewhere(lambda kept: _runner(compiler, what, kept))
+    except OSError as error:
+        raise _failure(f"the emulator's runner.cpp cannot be compiled: {error}", "", "") from error
+
+
+def _somewhere(make: Callable[[LibraryStore], Path]) -> Path:
+    """What is made in the cache directory, or where that cannot be used in a store of this process."""
+    kept = store.cache()
+    if kept is not None:
+        try:
+            return make(kept)
+        except OSError as error:
+            store.give_up(error)
+    return make(store.own())
+
+
 def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: LibraryStore) -> Path:
     sources = _sources()
-    digest = _digest(source, entry, what.value, _COMMON, _KERNEL, sources, compiler.version)
-    library = what is Build.LIBRARY
-    name = f"{digest}.so" if library else digest
+    name = f"{_digest(source, entry, what.value, _COMMON, _KERNEL, _LIBRARIES, sources, compiler.version)}.so"
     path = kept.find(name)
-    # One machine for all libraries of a process, which they ask for when they are loaded; one in each program.
-    if library:
-        machine = _shared(compiler, sources, kept)
+    # One machine for all libraries of a process, which they ask for when they are loaded; a program has its own.
+    machine = (str(_shared(compiler, sources, kept)),) if what is Build.LIBRARY else ()
     if path is not None:
         return path
-    if library:
-        main, flags = _part(compiler, "library.cpp", sources, kept), (*_KERNEL, "-shared", "-Wl,-rpath,$ORIGIN")
-    else:
-        machine = _part(compiler, "machine.cpp", sources, kept)
-        main, flags = _part(compiler, "runner.cpp", sources, kept), _KERNEL
-    command = (*what.value, *flags, "-x", "c++", "-", "-x", "none", str(main), str(machine))
+    main = str(_part(compiler, "library.cpp", sources, kept))
+    command = (*what.value, *_KERNEL, "-x", "c++", "-", "-x", "none", main, *machine, *_LIBRARIES)
     try:
         return kept.keep(name, _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}"))
     except _Failed as failed:
         why = f"kernel {entry!r} does not run on the emulator: {_why(compiler, str(failed))}"
         raise _failure(why, str(failed), source) from None
+
+
+def _runner(compiler: "Compiler", what: Build, kept: LibraryStore) -> Path:
+    """The main function and a machine as a program with sanitizers."""
+    sources = _sources()
+    name = _digest("runner", what.value, _COMMON, sources, compiler.version)
+    found = kept.find(name)
+    if found is not None:
+        return found
+    parts = [str(_part(compiler, part, sources, kept)) for part in ("runner.cpp", "machine.cpp")]
+    # No part is instrumented, so that none seems to need the sanitizers' libraries; kernels do.
+    command = (*what.value, "-Wl,--no-as-needed", "-rdynamic", *parts, "-ldl")
+    try:
+        return kept.keep(name, _compile(compiler, command, ""))
+    except _Failed as failed:
+        raise _failure(f"{compiler} did not link the emulator's runner.cpp", str(failed), "") from None
 
 
 class Compiler:

@@ -1,8 +1,19 @@
-// Follows a kernel's source: calls the kernel, GF_ENTRY, with arguments that are packed as in C.
-#include <utility>
+// Follows a kernel's source: calls the kernel, GF_ENTRY, with arguments that are packed as in C. Without a header of the
+// system's, which would take a tenth of a kernel's compilation.
 
 namespace gf {
 namespace host {
+
+template <unsigned... I>
+struct Indices {};
+
+/// Indices<0, ..., COUNT - 1>.
+template <unsigned COUNT, unsigned... I>
+struct IndicesOf : IndicesOf<COUNT - 1, COUNT - 1, I...> {};
+template <unsigned... I>
+struct IndicesOf<0, I...> {
+  using Type = Indices<I...>;
+};
 
 template <class... A>
 struct Packed {
@@ -27,15 +38,15 @@ struct Packed {
     return value;
   }
 
-  template <std::size_t... I>
-  static void call(void (*kernel)(A...), const unsigned char* arguments, std::index_sequence<I...>) {
+  template <unsigned... I>
+  static void call(void (*kernel)(A...), const unsigned char* arguments, Indices<I...>) {
     kernel(read<A>(arguments, I)...);
   }
 };
 
 template <class... A>
 void call(void (*kernel)(A...), const unsigned char* arguments) {
-  Packed<A...>::call(kernel, arguments, std::index_sequence_for<A...>{});
+  Packed<A...>::call(kernel, arguments, typename IndicesOf<sizeof...(A)>::Type{});
 }
 
 }  // namespace host

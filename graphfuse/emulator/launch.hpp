@@ -18,5 +18,8 @@ using GfKernel = void (*)(const unsigned char* arguments);
 /// Runs it to its end. Null, or what went wrong, which stays valid until the next launch.
 extern "C" const char* gf_launch(const GfLaunch* launch, GfKernel kernel, const unsigned char* arguments);
 
-/// The kernel of this library or program.
+/// The kernel of this library.
 extern "C" void gf_kernel(const unsigned char* arguments);
+
+/// Runs it, as gf_launch does.
+extern "C" const char* gf_run(const GfLaunch* launch, const unsigned char* arguments);

@@ -1,4 +1,4 @@
-// The way into a shared library with one kernel, for a process that it is loaded into.
+// The way into a shared library with one kernel, for a process or program that it is loaded into.
 #include "launch.hpp"
 
 extern "C" const char* gf_run(const GfLaunch* launch, const unsigned char* arguments) {

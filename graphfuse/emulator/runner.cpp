@@ -1,8 +1,10 @@
-// The main function of a program with one kernel, built with sanitizers: reads a problem from a file,
-// runs it in each of its schedules from fresh memory and writes what the buffers hold after each.
+// The main function of a program with the machine and a sanitizer: loads the library of a kernel built for that, reads
+// a problem from a file, runs it in each of its schedules from fresh memory and writes what the buffers hold after each.
 //
 // The file, in the machine's own byte order: GfProblem; schedules; per buffer its GfBuffer; relocations; packed arguments; the
 // buffers' contents. Each buffer is an allocation of its own, so that AddressSanitizer guards it.
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +18,10 @@ extern "C" const char* __asan_default_options() {
   return "detect_leaks=0:detect_stack_use_after_return=0:exitcode=10:allocator_may_return_null=0:malloc_context_size=0";
 }
 extern "C" const char* __ubsan_default_options() { return "print_stacktrace=1:halt_on_error=1:exitcode=11"; }
-extern "C" const char* __tsan_default_options() { return "halt_on_error=1:exitcode=12:report_thread_leaks=0"; }
+extern "C" const char* __tsan_default_options() {
+  // No other thread is there whose races the program could wait for, by default a second, before it ends.
+  return "halt_on_error=1:exitcode=12:report_thread_leaks=0:atexit_sleep_ms=0";
+}
 
 namespace {
 
@@ -51,8 +56,14 @@ std::vector<T> read(std::FILE* file, u64 count) {
 }  // namespace
 
 int main(int, char** names) {
-  std::FILE* const in = std::fopen(names[1], "rb");
-  std::FILE* const out = std::fopen(names[2], "wb");
+  void* const library = dlopen(names[1], RTLD_NOW);
+  const auto run = library ? reinterpret_cast<decltype(&gf_run)>(dlsym(library, "gf_run")) : nullptr;
+  if (!run) {
+    std::fprintf(stderr, "the kernel's library: %s\n", dlerror());
+    return 2;
+  }
+  std::FILE* const in = std::fopen(names[2], "rb");
+  std::FILE* const out = std::fopen(names[3], "wb");
   if (!in || !out) {
     std::perror("the problem's files");
     return 2;
@@ -83,7 +94,7 @@ int main(int, char** names) {
     }
     GfLaunch launch = problem.launch;
     launch.schedule = schedule;
-    if (const char* const error = gf_launch(&launch, gf_kernel, filled.data())) {
+    if (const char* const error = run(&launch, filled.data())) {
       std::fprintf(stderr, "schedule %llu: %s\n", schedule, error);
       std::fflush(stderr);
       std::_Exit(13);

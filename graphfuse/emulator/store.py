@@ -22,8 +22,8 @@ from graphfuse.base import settings
 from graphfuse.files.kept_file import KeptFile, files, foreign
 
 LIMIT = 512 << 20
-"""Bytes, unless GRAPHFUSE_CACHE_LIMIT says how many: a kernel's library is some 50 KB, its program with sanitizers some
-500 KB."""
+"""Bytes, unless GRAPHFUSE_CACHE_LIMIT says how many: a kernel's library is some 50 KB, that with AddressSanitizer some
+300 KB."""
 
 _SPARED = 600.0  # seconds: an entry found more recently may still be about to be loaded, and is not removed
 _DIGEST = hashlib.sha256().digest_size

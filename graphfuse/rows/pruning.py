@@ -12,5 +12,7 @@ def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[Any
         if Chain(k) in wanted:
             wanted.update(o for _, o in steps[k].operands)
     kept = [k for k in range(len(steps)) if Chain(k) in wanted]
+    if len(kept) == len(steps):
+        return tuple(steps), {value: value for value in map(Chain, kept)}
     moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(kept)}
     return tuple(renamed(steps[k], moved) for k in kept), moved

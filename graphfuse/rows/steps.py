@@ -124,4 +124,5 @@ def renamed(step: AnyStep, moved: Mapping[Operand, Operand]) -> AnyStep:
         return replace(step, input=moved.get(step.input, step.input))
     if isinstance(step, Pick):
         return replace(step, column=moved.get(step.column, step.column))
-    return replace(step, operands=tuple((port, moved.get(o, o)) for port, o in step.operands))
+    operands = tuple((port, moved.get(o, o)) for port, o in step.operands)
+    return step if operands == step.operands else replace(step, operands=operands)

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphfuse import data_type, heur_mode, norm_forward_phase, reduction_mode
+from graphfuse.base.device import CPU
+from graphfuse.contract import memory
 from graphfuse.ops import OPS
 from support import graphs, oracle
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm
@@ -384,3 +386,10 @@ def test_who_reads_an_output_reads_what_is_stored():
     q, out = torch.zeros(4, dtype=torch.float8_e4m3fn), torch.zeros(4)
     graphs.run(g, {"x": given, "stored": q, "out": out})
     assert q[0].float() == 448 and torch.equal(out, 2 * q.float())
+
+
+@pytest.mark.parametrize("default", ["cpu", "meta"])
+def test_references_make_tensors_on_the_cpu(default):
+    """Whatever device tensors are made on around them."""
+    with torch.device(default), memory.on(torch, CPU, 0):
+        assert torch.empty(1).device.type == "cpu"
