@@ -286,7 +286,8 @@ def qk_norm_rope_across_heads(
 
     Returns (q_out, k_out). One kernel where q has as many heads as k, else one each. Kernels take heads without gaps
     between them, a head_dim that is a multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox).
-    If is_neox, they take a head_dim that is a power of two, up to 512. The reference engine takes the rest.
+    If is_neox, they take a head_dim that is a power of two, up to 512. The rest runs as several kernels, or on the
+    reference engine.
     """
 
 
