@@ -8,6 +8,7 @@ import torch
 
 from graphfuse import heur_mode
 from support import graphs, rows
+from support.graphs import BF16
 from support.rows import CASES, Case
 
 pytestmark = pytest.mark.gpu
@@ -42,3 +43,21 @@ def test_a_row_is_the_same_alone_and_among_others(columns):
         results[count] = {n: t[0].clone() for n, t in outputs.items()}
     for count in (255, 256, 4096):
         assert all(torch.equal(results[1][n], t) for n, t in results[count].items())
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 24), (3, 37, 4096), (4096, 2, 11008), (2, 3, 1001)])
+@pytest.mark.parametrize("last", [True, False])
+def test_what_reduces_nothing_reads_slices_where_they_lie(shape, last):
+    """SiLU of the first half, times the second; the halves are along the last axis, or the one before."""
+    axis = 2 if last else 1
+    both = torch.randn([2 * e if d == axis else e for d, e in enumerate(shape)], device="cuda").bfloat16()
+    g = graphs.new(device="cuda")
+    x, whole = g.tensor_like(both).set_name("x"), [slice(None)] * 3
+    half = shape[axis]
+    gate, up = (g.slice(x, [*whole[:axis], slice(n, n + half), *whole[axis + 1 :]]) for n in (0, half))
+    g.mul(g.swish(gate), up).set_output().set_name("out").set_data_type(BF16)
+    out = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+    graphs.run(g, {"x": both, "out": out}, [heur_mode.OPENSOURCE], "cuda")
+    assert len(g._planner.plans[0].parts) == 1
+    gate, up = both.double().chunk(2, axis)
+    torch.testing.assert_close(out.double(), torch.nn.functional.silu(gate) * up, rtol=2**-7, atol=1e-6)
