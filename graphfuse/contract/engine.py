@@ -87,7 +87,8 @@ class ByRows:
     per cluster; 1 without clusters, and a cluster is then a CTA.
     most: the largest number of clusters, None for no limit. If more were needed, each cluster takes several rounds of
     rows. The grid then has the fewest clusters for that number of rounds, so that all end together.
-    least: clusters that start even for no rows.
+    least: clusters that start even for no rows. outermost: extent of the first of several axes of rows, of which alone
+    there may be fewer; 0 where rows are one axis.
     """
 
     rows: int
@@ -95,6 +96,7 @@ class ByRows:
     cluster: int = 1
     most: int | None = None
     least: int = 0
+    outermost: int = 0
 
     def grid(self, rows: int) -> int:
         """CTAs for this number of rows."""
@@ -210,6 +212,11 @@ class FrozenKernel:
         """The number of rows that it was planned for, where it can be started for fewer; else None."""
         return None if self.launch.by_rows is None else self.launch.by_rows.rows
 
+    @property
+    def outermost(self) -> int | None:
+        """Extent of the axis of these rows of which there may be fewer."""
+        return None if self.launch.by_rows is None else self.launch.by_rows.outermost or self.rows
+
 
 @dataclass(frozen=True, eq=False)
 class FrozenCall:
@@ -227,6 +234,11 @@ class FrozenCall:
     arguments: tuple[Argument, ...]
     run: Callable[..., None]
     rows: int | None = None
+
+    @property
+    def outermost(self) -> int | None:
+        """As of ``FrozenKernel``."""
+        return self.rows
 
 
 Frozen = FrozenKernel | FrozenCall

@@ -1,6 +1,6 @@
 """Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -152,41 +152,18 @@ def turned_heads(d: DrawnGraph, rows: Tensor, dim: Shape) -> Tensor:
 
 
 def draw_across(d: DrawnGraph) -> None:
-    """Both results, and the inverse RMS of each token where that is asked for. Where queries are like keys, both are
-    rows of one tensor, along a further axis: one kernel."""
-    weights = ("q_weight", "k_weight") if have_weights(d) else ()
-    joined = _are_alike(d, ("q", "k")) and (not weights or _are_alike(d, weights))
-    of_rows = d.rank - 1 + joined
-    with d.of_rank(of_rows + 1):
-        heads = [d[x] for x in "qk"]
-    with d.of_rank(of_rows):
-        scales = [d[name] for name in weights]
-    shapes = [d.layouts[x].shape for x in "qk"]
-    if joined:
-        shapes, heads = [(2, *shapes[0])], [d.graph.join(*heads, 0)]
-        scales = [d.graph.join(*scales, 0)] if weights else []
-    made = []
-    for n, (x, dim) in enumerate(zip(heads, shapes, strict=True)):
-        rows = rows_of_heads(d, x, dim)
-        with d.of_rank(of_rows):
-            y, *inverse_rms = d.training_norm(rows) if "q_inverse_rms" in d else [d.norm(rows, None)]
-        made.append([turned_heads(d, d.graph.mul(y, scales[n]) if weights else y, dim), *inverse_rms])
-    ranks = (of_rows + 1, of_rows)
-    if joined:
-        made = [[_one_of_both(d, t, rank, n) for t, rank in zip(*made, ranks, strict=False)] for n in range(2)]
-    for x, found in zip("qk", made, strict=True):
-        for name, t, rank in zip(("out", "inverse_rms"), found, ranks, strict=False):
-            with d.of_rank(rank):
-                d.store(f"{x}_{name}", t)
-
-
-def _one_of_both(d: DrawnGraph, t: Tensor, rank: int, number: int) -> Tensor:
-    return d.graph.slice(t, [slice(number, number + 1), *(slice(None),) * (rank - 1)])
-
-
-def _are_alike(d: DrawnGraph, names: Sequence[str]) -> bool:
-    one, other = (d.layouts[name] for name in names)
-    return (one.shape, one.stored) == (other.shape, other.stored)
+    """Both results, and the inverse RMS of each token where that is asked for: a kernel for queries and one for keys,
+    whose rows are tokens, so that they serve other numbers of these."""
+    weighted = have_weights(d)
+    for x in "qk":
+        dim = d.layouts[x].shape
+        rows = rows_of_heads(d, d[x], dim)
+        with d.of_rank(len(dim) - 1):
+            y, *inverse_rms = d.training_norm(rows) if f"{x}_inverse_rms" in d else [d.norm(rows, None)]
+            y = d.graph.mul(y, d[f"{x}_weight"]) if weighted else y
+            for t in inverse_rms:
+                d.store(f"{x}_inverse_rms", t)
+        d.store(f"{x}_out", turned_heads(d, y, dim))
 
 
 def _draw_cached(d: DrawnGraph) -> None:
@@ -284,7 +261,7 @@ def qk_norm_rope_across_heads(
     ``qk_norm_rope``; ``cos_sin_of_grid`` makes that of positions in frames, rows and columns. is_neox: False here, as
     these models have it. The others, and errors, are as of ``qk_norm_rope``.
 
-    Returns (q_out, k_out). One kernel where q has as many heads as k, else one each. Kernels take heads without gaps
+    Returns (q_out, k_out), of a kernel each. Kernels take heads without gaps
     between them, a head_dim that is a multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox).
     If is_neox, they take a head_dim that is a power of two, up to 512. The rest runs as several kernels, or on the
     reference engine.

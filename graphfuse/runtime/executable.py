@@ -93,13 +93,13 @@ class Executable:
     def _counted(self, count: int, dependent: bool) -> Start | None:
         """Function that starts the plan for any count up to this one; None where a part is for one number of rows.
 
-        count: what the plan was made for. The number of rows of each part is a multiple of it: a call with another
-        count starts the part with the same multiple of that.
+        count: what the plan was made for. The number of rows of each part is a multiple of it, and so is the extent of
+        their outermost axis: a call with another count starts the part with the same multiple of that.
         """
         found = []
         for part in self._parts(dependent):
             rows = part.frozen.rows
-            if rows is None or rows % count:
+            if rows is None or part.frozen.outermost % count:
                 return None
             found.append(FrozenPart(part.frozen, part.scratch, rows // count))
         return self._start(found)

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 
-from graphfuse import VariantPackError, functional
+from graphfuse import VariantPackError, functional, heur_mode
 from graphfuse.base.errors import KernelFaultError
 from graphfuse.contract.row_counts import row_class
 from graphfuse.emulator import kernel
@@ -19,6 +19,7 @@ from graphfuse.functional import call as calls
 from graphfuse.functional import problem
 from graphfuse.torch import RMSNorm
 from graphfuse.tuned_tables import store
+from support import graphs
 from support.functional_calls import NAMES, Tensors, call, check
 from support.training_calls import OPERATORS
 from support.training_calls import check as check_gradients
@@ -349,3 +350,13 @@ def test_addresses_of_any_alignment_have_fast_paths(apart, planned, no_long_way)
     no_long_way()
     for first in (0, apart, apart, 0, apart):
         run(first)
+
+
+@pytest.mark.parametrize("dim, serves", [((144, 2, 64), True), ((2, 144, 64), False)])
+def test_a_plan_serves_fewer_along_the_outermost_axis_of_rows(dim, serves):
+    """Strides of the others are those of the plan, which fewer rows would be read by."""
+    g = graphs.new(device="emulator")
+    x = g.tensor(list(dim), [(dim[1] + 1) * 72, 72, 1], name="x")
+    g.swish(x).set_output().set_name("y").set_stride([dim[1] * 64, 64, 1])
+    g.build([heur_mode.A])
+    assert (g._planner.executable().counted(144, False) is not None) is serves

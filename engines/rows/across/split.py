@@ -103,7 +103,8 @@ class AcrossSplit(Split[AcrossKnobs]):
         return self.outermost and len(self.facts.row_extents) > 1
 
     def by_rows(self, knobs: AcrossKnobs) -> ByRows:
-        return ByRows(self.facts.rows, knobs.threads_across * self.piece)
+        together = knobs.threads_across * self.piece
+        return ByRows(self.facts.rows, together, outermost=self.facts.row_extents[0])
 
 
 @dataclass(frozen=True)

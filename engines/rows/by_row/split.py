@@ -86,7 +86,8 @@ class ByRowSplit(Split[ByRowKnobs]):
         return 4 * (sent + knobs.threads * each + (WARP + 4) * (self.sums + self.maxima))
 
     def by_rows(self, knobs: ByRowKnobs) -> ByRows:
-        return ByRows(self.facts.rows, max(1, knobs.threads // knobs.threads_per_row), knobs.cluster)
+        together = max(1, knobs.threads // knobs.threads_per_row)
+        return ByRows(self.facts.rows, together, knobs.cluster, outermost=self.facts.row_extents[0])
 
     def resident_plan(self, knobs: ByRowKnobs) -> PhasePlan:
         piece = self.piece(knobs)

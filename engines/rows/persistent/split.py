@@ -172,7 +172,7 @@ class PersistentSplit(Split[PersistentKnobs]):
     def by_rows(self, knobs: PersistentKnobs) -> ByRows:
         """Grid by rows. Where sums over rows are written, one cluster starts at least."""
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
-        return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least)
+        return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least, self.facts.row_extents[0])
 
     def partial_bytes(self, knobs: PersistentKnobs) -> int:
         """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
