@@ -112,8 +112,7 @@ class Gathering(Move):
 
 
 class Slicing(Move):
-    """What is read of a tensor in memory, of which it is a slice; or rows of a value, some along one axis, that are
-    written."""
+    """A slice of a tensor in memory that others read; or rows of a value, some along one axis, that are written."""
 
     narrows = True
 

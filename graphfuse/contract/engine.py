@@ -237,7 +237,7 @@ class FrozenCall:
 
     @property
     def outermost(self) -> int | None:
-        """As of ``FrozenKernel``."""
+        """The number of rows: they are one axis."""
         return self.rows
 
 

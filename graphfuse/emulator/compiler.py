@@ -70,7 +70,7 @@ def runner(what: Build) -> Path:
 
 
 def _somewhere(make: Callable[[LibraryStore], Path]) -> Path:
-    """What is made in the cache directory, or where that cannot be used in a store of this process."""
+    """The path of what is made in the cache directory, or where that cannot be used, in a store of this process."""
     kept = store.cache()
     if kept is not None:
         try:

@@ -26,6 +26,7 @@ OTHERWISE = {
     "api/test_repeated_execute.py",
     "functional/test_cross_entropy.py",
     "functional/test_rope.py",
+    "functional/test_rope_across_heads.py",
     "training/test_cross_entropy.py",
 }
 

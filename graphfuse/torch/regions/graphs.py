@@ -140,15 +140,16 @@ class RegionGraphs(Computation):
                 lies = strides if self.program.follows and shape == rows else packed_stride(shape)
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
-        if not any(part.engine.facts is Subgraph for part in planner.at(0).parts):
+        regions = [region for region in planner.regions if not region.last]  # others inductor fuses with what it has
+        if not any(part.engine.facts is Subgraph or part.region.last for part in planner.at(0).parts):
             return ""
-        if not planner.regions:
+        if not regions:
             return "nothing is reduced for its gradients: inductor makes them element by element"
         if strides != packed_stride(rows) and not self.why_untrainable(rows, packed_stride(rows), asked, device):
             return _APART
         declined = (
             engine.why_not(region.facts, planner.device)
-            for region in planner.regions
+            for region in regions
             for engine in planner.registry.engines
             if isinstance(region.facts, engine.facts) and heur_mode.OPENSOURCE in engine.modes
         )
