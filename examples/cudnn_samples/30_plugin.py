@@ -48,7 +48,7 @@ def squared_relu():
 # %% [markdown]
 # ## Before
 #
-# Mode `OPENSOURCE` asks engines that generate kernels. graphfuse's own makes one of pointwise nodes that no other takes.
+# Mode `OPENSOURCE` asks engines that generate kernels. graphfuse's own takes pointwise nodes that no other does.
 
 # %%
 graph, _, _ = squared_relu()
