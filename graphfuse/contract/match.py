@@ -15,10 +15,9 @@ A pattern that grows also takes nodes around its template. `grow` chooses them, 
 of the subgraph. `convex` helps to choose nodes that can run as one.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import NoReturn
 
 from graphfuse.base.errors import PluginError
@@ -105,14 +104,13 @@ Template = Callable[[PatternGraph], Mapping[str, Made]]
 def single(op_name: str) -> Template:
     """The template of one node of an op, whatever it is given and makes."""
 
-    @cache  # each match begins with all templates, most of which are of one node
-    def drawn() -> Mapping[str, Made]:
+    def drawn(g: PatternGraph) -> Mapping[str, Made]:
         op = OPS[op_name]
-        made = getattr(PatternGraph(), op_name)(**{p.name: Capture(p.name, p.optional) for p in op.inputs})
+        made = getattr(g, op_name)(**{p.name: g.capture(p.name, p.optional) for p in op.inputs})
         made = made if len(op.returned) > 1 else [made]
         return {port.name: symbol for port, symbol in zip(op.returned, made, strict=True)}
 
-    return lambda g: drawn()
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -155,17 +153,18 @@ class Declined:
 def find(pattern: Pattern, graph: FrozenGraph) -> Iterator[Region | Declined]:
     """Every place where `pattern` fits, in node order."""
     templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
-    read = [_read(pattern.name, template) for template in templates]
+    read = _by_op(pattern.name, templates)
     seen: set[tuple[int, ...]] = set()
-    for index, (outputs, anchor) in itertools.product(range(len(graph.nodes)), read):
-        for found in _match_node(graph, anchor, index, _Found({}, {})):
-            match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
-            if match is not None:
-                for m in _grown(pattern, match):
-                    if m.subgraph.node_ids not in seen:  # two anchors may grow to the same nodes
-                        seen.add(m.subgraph.node_ids)
-                        yield _described(pattern, m)
-                break
+    for index, node in enumerate(graph.nodes):
+        for outputs, anchor in read.get(node.op_name, ()):
+            for found in _match_node(graph, anchor, index, _Found({}, {})):
+                match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
+                if match is not None:
+                    for m in _grown(pattern, match):
+                        if m.subgraph.node_ids not in seen:  # two anchors may grow to the same nodes
+                            seen.add(m.subgraph.node_ids)
+                            yield _described(pattern, m)
+                    break
 
 
 def _grown(pattern: Pattern, match: Match) -> Iterator[Match]:
@@ -217,6 +216,15 @@ def neighbours(graph: FrozenGraph, nodes: frozenset[int], joins_readers: Callabl
 
 def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:
     return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
+
+
+@lru_cache(maxsize=64)
+def _by_op(name: str, templates: tuple[Template, ...]) -> Mapping[str, list[tuple[Mapping[str, Made], NodeTemplate]]]:
+    """What ``_read`` returns of templates, in their order, by the op that matching starts from."""
+    found: dict[str, list[tuple[Mapping[str, Made], NodeTemplate]]] = {}
+    for outputs, anchor in (_read(name, template) for template in templates):
+        found.setdefault(anchor.op.name, []).append((outputs, anchor))
+    return found
 
 
 def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
