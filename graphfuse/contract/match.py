@@ -220,7 +220,7 @@ def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:
 
 @lru_cache(maxsize=64)
 def _by_op(name: str, templates: tuple[Template, ...]) -> Mapping[str, list[tuple[Mapping[str, Made], NodeTemplate]]]:
-    """What ``_read`` returns of templates, in their order, by the op that matching starts from."""
+    """Templates as ``_read`` returns them, in their order, by the op that matching starts from."""
     found: dict[str, list[tuple[Mapping[str, Made], NodeTemplate]]] = {}
     for outputs, anchor in (_read(name, template) for template in templates):
         found.setdefault(anchor.op.name, []).append((outputs, anchor))
