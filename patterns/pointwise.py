@@ -36,11 +36,8 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
         return graph.nodes[index].op.pointwise and may_join(index, inside)
 
     core = frozenset(match.subgraph.node_ids)
-    if not may_join(*core, frozenset()):
-        return
-    around = convex(graph, core, may_join)
-    first = graph.nodes[min(i for i in around if graph.nodes[i].op.pointwise)]
-    if first is match.anchor or _axes(graph, first) != axes:  # else the same were found around the first
+    if may_join(*core, frozenset()):
+        around = convex(graph, core, may_join)
         yield convex(graph, around, may_join, axes.whole)
         yield around
         yield convex(graph, core, is_pointwise)

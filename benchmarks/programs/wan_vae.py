@@ -5,8 +5,8 @@
 
 Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel, and
 that of the kernels that take longest, is the profiler's. Memory is torch's peak over what was allocated before the
-call. First calls of ours are measured in processes of their own, with no kernels kept and with those of the process
-before. `graphfuse bench wan-vae` is this program.
+call. First calls are measured in processes of their own: eager's, and ours with no kernels kept and with those of the
+process before. `graphfuse bench wan-vae` is this program.
 
 The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
 measure some ways, and keep the others of the record that is there. The slowest, alone:

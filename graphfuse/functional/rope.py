@@ -140,30 +140,21 @@ def draw(d: DrawnGraph) -> None:
             d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
-def rows_of_heads(d: DrawnGraph, x: Tensor, dim: Shape) -> Tensor:
-    """x, (..., heads, columns), as rows that have all heads. dim: its extents."""
-    return d.graph.reshape(x).set_dim((*dim[:-2], dim[-2] * dim[-1]))
-
-
-def turned_heads(d: DrawnGraph, rows: Tensor, dim: Shape) -> Tensor:
-    """Rows that have all heads, as heads with these extents, rotated."""
+def draw_heads_together(d: DrawnGraph, x: str) -> None:
+    """Result of x, "q" or "k", whose rows have all heads of a token, and their inverse RMS where that is asked for."""
+    dim = d.layouts[x].shape
+    rows = d.graph.reshape(d[x]).set_dim((*dim[:-2], dim[-2] * dim[-1]))
+    with d.of_rank(len(dim) - 1):
+        y = d.norm(rows, f"{x}_weight", statistics=(f"{x}_inverse_rms",))
     with d.of_rank(len(dim)):
-        return rotated(d, d.graph.reshape(rows).set_dim(dim))
+        d.store(f"{x}_out", rotated(d, d.graph.reshape(y).set_dim(dim)))
 
 
 def draw_across(d: DrawnGraph) -> None:
-    """Both results, and the inverse RMS of each token where that is asked for: a kernel for queries and one for keys,
-    whose rows are tokens, so that they serve other numbers of these."""
-    weighted = have_weights(d)
+    """Both results, of a kernel each, whose rows are tokens, so that it serves other numbers of these."""
+    have_weights(d)
     for x in "qk":
-        dim = d.layouts[x].shape
-        rows = rows_of_heads(d, d[x], dim)
-        with d.of_rank(len(dim) - 1):
-            y, *inverse_rms = d.training_norm(rows) if f"{x}_inverse_rms" in d else [d.norm(rows, None)]
-            y = d.graph.mul(y, d[f"{x}_weight"]) if weighted else y
-            for t in inverse_rms:
-                d.store(f"{x}_inverse_rms", t)
-        d.store(f"{x}_out", turned_heads(d, y, dim))
+        draw_heads_together(d, x)
 
 
 def _draw_cached(d: DrawnGraph) -> None:
@@ -261,10 +252,9 @@ def qk_norm_rope_across_heads(
     ``qk_norm_rope``; ``cos_sin_of_grid`` makes that of positions in frames, rows and columns. is_neox: False here, as
     these models have it. The others, and errors, are as of ``qk_norm_rope``.
 
-    Returns (q_out, k_out), of a kernel each. Kernels take heads without gaps
-    between them, a head_dim that is a multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox).
-    If is_neox, they take a head_dim that is a power of two, up to 512. The rest runs as several kernels, or on the
-    reference engine.
+    Returns (q_out, k_out), of a kernel each. Kernels take heads without gaps between them, a head_dim that is a
+    multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox). If is_neox, they take a head_dim
+    that is a power of two, up to 512. The rest runs as several kernels, or on the reference engine.
     """
 
 

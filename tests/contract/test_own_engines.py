@@ -57,6 +57,12 @@ def ran(own, a, b, out, **graph) -> str:
     return g.get_plan_name_at_index(0)
 
 
+def left(own, *tensors, **graph) -> bool:
+    """True if another engine ran: the reference, or ours for pointwise nodes where kernels run."""
+    name = ran(own, *tensors, **graph)
+    return name == "reference" or own[2] == "emulator" and name.startswith("emulator: rows[")
+
+
 def test_row_major_tensors_are_taken(own):
     assert "add_relu" in ran(own, memory(0, 1), memory(0, 1) + 1, memory(0, 1))
 
@@ -73,7 +79,7 @@ def test_extents_of_one_tell_no_order(own):
 
 @pytest.mark.parametrize("own", ["example"], indirect=True)
 def test_tensors_of_another_order_are_not_taken_where_it_is_not(own):
-    assert "add_relu" not in ran(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0))
+    assert left(own, memory(1, 0), memory(1, 0) + 1, memory(1, 0))
 
 
 DECLINED = {
@@ -88,7 +94,7 @@ DECLINED = {
 
 @pytest.mark.parametrize("what", DECLINED)
 def test_others_are_left_to_other_engines(own, what):
-    assert "add_relu" not in ran(own, *DECLINED[what]())
+    assert left(own, *DECLINED[what]())
 
 
 @pytest.mark.parametrize(
@@ -97,4 +103,4 @@ def test_others_are_left_to_other_engines(own, what):
     ids=["double", "rounded between"],
 )
 def test_what_they_do_not_compute_is_left_to_other_engines(own, asked):
-    assert "add_relu" not in ran(own, memory(0, 1), memory(0, 1) * 3, memory(0, 1), **asked)
+    assert left(own, memory(0, 1), memory(0, 1) * 3, memory(0, 1), **asked)

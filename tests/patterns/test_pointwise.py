@@ -54,6 +54,18 @@ def test_what_reads_the_same_and_slices_of_it():
     assert regions(g) == [["from 0", "from 8", "swish", "mul"], ["swish", "mul"], ["one", "other"], ["one"], ["other"]]
 
 
+def test_each_node_where_a_product_stands_between():
+    """Around the first and the second node there is no room for the third, nor around the third for the first."""
+    g = graphs.new()
+    x = g.relu(g.tensor([8, 8]), name="first")
+    second, between = g.gelu(x, name="second"), g.matmul(x, g.tensor([8, 8]))
+    g.add(second, between, name="third").set_output()
+    assert {frozenset(found) for found in regions(g)} >= {
+        frozenset({"first", "second"}),
+        frozenset({"second", "third"}),
+    }
+
+
 @pytest.mark.parametrize("mode", [heur_mode.A, heur_mode.B])
 def test_behind_a_matrix_product(mode):
     a, b, bias = torch.randn(3, 8, 16), torch.randn(3, 16, 40), torch.randn(1, 1, 40)

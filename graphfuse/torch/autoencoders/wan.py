@@ -104,8 +104,8 @@ def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) ->
 
 @contextmanager
 def measured_plans() -> Iterator[None]:
-    """cuDNN's plans for convolutions are chosen by measuring them once: those that it takes for the fastest. To measure
-    ten of them, torch's default, takes a first call half a second more and finds none that is faster."""
+    """cuDNN's plans for convolutions are chosen by measuring them once: the few that it takes for the
+    fastest. A first call would measure more of them, as torch's default has it, for most of its time."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
     cudnn.benchmark, cudnn.benchmark_limit = True, _MEASURED

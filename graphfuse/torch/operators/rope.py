@@ -11,7 +11,7 @@ import torch
 from graphfuse.functional import sharding
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.norms import of_keys
-from graphfuse.functional.rope import draw, draw_across, heads_and_angles, rotated, rows_of_heads, turned_heads
+from graphfuse.functional.rope import draw, draw_across, draw_heads_together, heads_and_angles, rotated
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.both import Both
 from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
@@ -57,11 +57,7 @@ class RotatedNormAcross(RotatedNorm):
         self.normalized = replace(self.normalized, row_axes=2)
 
     def _forward(self, d: DrawnGraph) -> None:
-        dim = d.layouts[self.x].shape
-        rows = rows_of_heads(d, d[self.x], dim)
-        with d.of_rank(len(dim) - 1):
-            y = d.norm(rows, f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
-        d.store(f"{self.x}_out", turned_heads(d, y, dim))
+        draw_heads_together(d, self.x)
 
     def _backward(self, d: DrawnGraph) -> None:
         with d.of_rank(d.rank - 1):
