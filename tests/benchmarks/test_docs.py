@@ -98,6 +98,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "ranking": bench_record.ranking,
         "all-reduce": bench_record.all_reduce,
         "tensor-parallel": bench_record.tensor_parallel,
+        "autoencoders": bench_record.autoencoders_model,
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
@@ -106,7 +107,6 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         record.write(folder, bench, other, bench_record.record(bench) | {"environment": other})
         record.write(folder, f"{bench}-part", here, bench_record.record(bench) | {"environment": here})
     record.write(folder, "torch-products", other, bench_record.torch_products_model())
-    record.write(folder, "autoencoders", other, bench_record.autoencoders_model())
     for kind in ("followers", "models"):
         record.write(folder, f"{kind}-part", here, programs[kind]())
     for where in (here, other):
