@@ -3,11 +3,12 @@
 Rows run along the axis in which the elements of what is made touch in memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from graphfuse.contract.engine import No
-from graphfuse.contract.match import Match, Pattern, Region, convex, single
-from graphfuse.op_graph.ir import FrozenGraph, Node
+from graphfuse.contract.match import Match, Pattern, Region, convex, neighbours, single
+from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
 from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
@@ -24,9 +25,11 @@ def _axes(graph: FrozenGraph, anchor: Node) -> Axes:
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All around a pointwise node that works on its rows and starts no match of rows, with what only reads the same
-    rows, and without; pointwise nodes alone."""
+    """At a graph's first pointwise node on rows along some axes, the sets around each such node: all that works on its
+    rows and starts no match of rows, with what only reads the same rows, and without; pointwise nodes alone."""
     graph, axes = match.graph, _axes(match.graph, match.anchor)
+    if _first(graph, graph.nodes, axes) is not match.anchor:
+        return
 
     def may_join(index: int, inside: frozenset[int]) -> bool:
         role = ROLES.get(graph.nodes[index].op_name)
@@ -35,16 +38,31 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     def is_pointwise(index: int, inside: frozenset[int]) -> bool:
         return graph.nodes[index].op.pointwise and may_join(index, inside)
 
-    core = frozenset(match.subgraph.node_ids)
-    if may_join(*core, frozenset()):
-        around = convex(graph, core, may_join)
-        yield convex(graph, around, may_join, axes.whole)
-        yield around
-        yield convex(graph, core, is_pointwise)
+    starts = (i for i, node in enumerate(graph.nodes) if node.op.pointwise and _axes(graph, node) == axes)
+    left = [frozenset(i for i in starts if may_join(i, frozenset()))] * 3
+    ways = ((may_join, axes.whole), (may_join, _nothing), (is_pointwise, _nothing))
+    for start in sorted(left[0]):
+        for n, (joins, joins_readers) in enumerate(ways):
+            if start in left[n]:
+                found = convex(graph, convex(graph, (start,), joins), joins, joins_readers)
+                yield found
+                # Around another of these the same is found, unless a path over other nodes kept one out.
+                kept_out = any(joins(i, found) for i in neighbours(graph, found, joins_readers))
+                left[n] -= {start} if kept_out else found
+
+
+def _nothing(t: TensorId) -> bool:
+    return False
+
+
+def _first(graph: FrozenGraph, nodes: Iterable[Node], axes: Axes) -> Node:
+    """The first of the nodes that is pointwise on rows along some axes."""
+    return next(node for node in nodes if node.op.pointwise and _axes(graph, node) == axes)
 
 
 def facts(match: Match) -> rows.RowFacts | No:
-    return rows.described(match, _axes(match.graph, match.anchor))
+    axes = _axes(match.graph, match.anchor)
+    return rows.described(replace(match, anchor=_first(match.graph, match.subgraph.nodes, axes)), axes)
 
 
 def apart(region: Region, others: frozenset[int]) -> str | None:

@@ -15,7 +15,7 @@ A pattern that grows also takes nodes around its template. `grow` chooses them, 
 of the subgraph. `convex` helps to choose nodes that can run as one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
@@ -193,29 +193,37 @@ def convex(
     joins_readers: Callable[[TensorId], bool] = lambda t: False,
 ) -> frozenset[int]:
     """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
-    back into it, so it can run as one. may_join(index, set so far) decides. Neighbours pass a tensor on to each other,
-    or, if joins_readers(tensor), read the same one."""
+    back into it by a node that joined, so it can run as one. may_join(index, set so far) decides. Neighbours pass a
+    tensor on to each other, or, if joins_readers(tensor), read the same one."""
     grown = frozenset(inside)
+    near = neighbours(graph, grown, joins_readers)
     while True:
-        for index in sorted(neighbours(graph, grown, joins_readers)):
-            wider = grown | {index}
-            if may_join(index, grown) and _is_convex(graph, wider):
-                grown = wider
+        for index in sorted(near):
+            if may_join(index, grown) and not _has_detour(graph, index, grown):
+                grown |= {index}
+                near = (near | neighbours(graph, {index}, joins_readers)) - grown
                 break
         else:
             return grown
 
 
-def neighbours(graph: FrozenGraph, nodes: frozenset[int], joins_readers: Callable[[TensorId], bool]) -> set[int]:
+def neighbours(
+    graph: FrozenGraph, nodes: Collection[int], joins_readers: Callable[[TensorId], bool] = lambda t: False
+) -> set[int]:
     """The nodes next to `nodes`, as of ``convex``."""
     read = {t for index in nodes for _, t in graph.nodes[index].inputs}
     shared = {t for t in read if joins_readers(t)} | {t for index in nodes for _, t in graph.nodes[index].outputs}
     found = {graph.producer[t] for t in read if t in graph.producer}
-    return (found | {reader for t in shared for reader in graph.consumers.get(t, ())}) - nodes
+    return (found | {reader for t in shared for reader in graph.consumers.get(t, ())}).difference(nodes)
 
 
-def _is_convex(graph: FrozenGraph, nodes: frozenset[int]) -> bool:
-    return not graph.needs(Subgraph(graph, tuple(sorted(nodes))).inputs, nodes)
+def _has_detour(graph: FrozenGraph, index: int, nodes: frozenset[int]) -> bool:
+    """True if a path between a node and one of `nodes` leads over others."""
+    node = graph.nodes[index]
+    before = (t for _, t in node.inputs if graph.producer.get(t) not in nodes)
+    readers = {reader for _, t in node.outputs for reader in graph.consumers.get(t, ())} - nodes
+    after = (t for reader in readers for _, t in graph.nodes[reader].outputs)
+    return graph.needs(before, nodes) or not graph.below(after, max(nodes)).isdisjoint(nodes)
 
 
 @lru_cache(maxsize=64)

@@ -153,11 +153,13 @@ class FrozenGraph:
                 waiting += [t for _, t in self.nodes[made_by].inputs]
         return found
 
-    def below(self, tensors: Iterable[TensorId]) -> set[int]:
-        """The nodes that need one of `tensors`."""
+    def below(self, tensors: Iterable[TensorId], last: int | None = None) -> set[int]:
+        """The nodes, up to the index `last`, that need one of `tensors`."""
         waiting, found = list(tensors), set()
         while waiting:
             readers = set(self.consumers.get(waiting.pop(), ())) - found
+            if last is not None:
+                readers = {i for i in readers if i <= last}
             found |= readers
             waiting += [t for i in readers for _, t in self.nodes[i].outputs]
         return found
