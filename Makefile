@@ -106,10 +106,11 @@ $(RUNNABLE): extras := $(if $(HAS_GPU),[cu13])
 $(INSTALLED): extras := [test,check,cu13]
 # Pages are made from the sources as text: neither torch nor graphfuse is imported.
 $(DOCUMENTED): extras := [docs]
-# uv takes a sixth of pip's time; packages of the outer Python, which a GPU's machine has, are seen by pip alone.
+# uv takes a sixth of pip's time; packages of the outer Python, which a GPU's machine has, are seen by pip alone. torch
+# comes by pip, which may be configured for builds without CUDA: those are imported in half the time.
 INSTALL := $(if $(HAS_GPU),.venv/bin/python -m pip,VIRTUAL_ENV=.venv .venv/bin/uv pip) install
 $(RUNNABLE) $(INSTALLED) $(DOCUMENTED): $(MADE) pyproject.toml constraints.txt
-	$(if $(HAS_GPU),,.venv/bin/python -m pip install $(PIP_ARGS) --quiet uv)
+	$(if $(HAS_GPU),,.venv/bin/python -m pip install $(PIP_ARGS) --quiet $(CONSTRAINED) uv torch)
 	$(INSTALL) $(PIP_ARGS) --quiet $(CONSTRAINED) --editable '.$(extras)'
 	echo '$(CLONE_FIRST)' > "$$(.venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/graphfuse.pth"
 	touch $@
