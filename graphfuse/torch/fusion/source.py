@@ -28,7 +28,7 @@ def syntax_tree(function: FunctionType) -> Tree:
 def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], list[Tree]]]:
     """The code of all functions of a file, and their trees by line and name."""
     tree, codes = ast.parse(source), list[CodeType]()
-    waiting = [compile(source, "", "exec", dont_inherit=True)]
+    waiting = [compile(tree, "", "exec", dont_inherit=True)]
     while waiting:
         inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
         codes += inner
