@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Graph, Node
 
 from graphfuse.base.wording import with_article
 from graphfuse.torch.fusion.generated import is_repeatable
 from graphfuse.torch.fusion.interpreter import run
 from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, without_writes
 from graphfuse.torch.fusion.reads import SELF, Read, is_plain
+from graphfuse.torch.fusion.recording import graph_of
 from graphfuse.torch.fusion.symbols import Domain, ForwardDeclined, TensorMethod
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -272,12 +272,11 @@ def traced(
     kinds = ((of.shape(rank), types[0]) if isinstance(source, int) else (of.extents, types[1]) for source in sources)
     given = [torch.ones(shape, dtype=kind, device="cpu") for shape, kind in kinds]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        made = recorded(calls, modules, given, domains, of)
-        _Valued(made).run(*given)
-    places = made.graph.find_nodes(op="placeholder")
+        graph = recorded(calls, modules, given, domains, of)
+    places = graph.find_nodes(op="placeholder")
     reads = tuple(tuple(domains[number].reads.values()) for number in range(len(modules)))
     autocasts = any(domain.autocasts for domain in domains.values())
-    return Traced(unchanging(made.graph), dict(zip(places, sources, strict=True)), reads, autocasts)
+    return Traced(unchanging(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
 
 
 def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:
@@ -292,9 +291,9 @@ def recorded(
     given: Sequence[torch.Tensor],
     domains: dict[int, Tensors],
     of: Probe | None = None,
-) -> GraphModule:
-    """Calls with given tensors, which are as of `sources_of`. domains: gets those of modules, by number, also where one
-    raises. of: what modules are looked at by, together; None where each is by itself."""
+) -> Graph:
+    """The graph of calls with given tensors, which are as of `sources_of`. domains: gets those of modules, by number,
+    also where one raises. of: what modules are looked at by, together; None where each is by itself."""
     sources = sources_of(calls, modules)
 
     def computed(*flat: torch.Tensor) -> list[object]:
@@ -314,15 +313,7 @@ def recorded(
                 raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
         return made
 
-    return make_fx(computed)(*given)
-
-
-class _Valued(Interpreter):
-    """Gives nodes their values, in place of the fake tensors of a trace, each of which has a mode of its own."""
-
-    def run_node(self, n: Node) -> object:
-        n.meta["val"] = made = super().run_node(n)
-        return made
+    return graph_of(computed, given)
 
 
 def unchanging(graph: Graph) -> Graph:

@@ -141,4 +141,4 @@ def _record(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
     with torch_private.without_modes(), torch.no_grad():
         flat = [fake.from_tensor(t.detach()) for t in (*given, *own)]
         with fake:
-            return unchanging(recorded(calls, modules, flat, domains).graph)
+            return unchanging(recorded(calls, modules, flat, domains))
