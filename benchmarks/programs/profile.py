@@ -26,8 +26,10 @@ from graphfuse.base import settings
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.benchmarks import (
     add_rmsnorm_blocks,
+    cross_entropy,
     layernorm,
     layernorm_backward,
+    qk_norm_rope_cache,
     qk_norm_rope_training,
     record,
     rmsnorm_backward,
@@ -75,6 +77,12 @@ CASES = {
         rmsnorm_channels.RmsNormChannelsCase(*video, layout)
         for video in rmsnorm_channels.VIDEOS
         for layout in rmsnorm_channels.LAYOUTS
+    ),
+    "cross-entropy": tuple(cross_entropy.CrossEntropyCase(*size) for size in cross_entropy.SIZES),
+    "qk-norm-rope-cache": tuple(
+        qk_norm_rope_cache.QkNormRopeCacheCase(tokens, *qk_norm_rope_training.HEADS, output=output)
+        for tokens in (1024, 32768)
+        for output in qk_norm_rope_cache.TYPES
     ),
 }
 """Those of each bench of which it is asked."""
