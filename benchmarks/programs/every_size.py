@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
-from graphfuse.benchmarks import sizes
+from graphfuse.benchmarks import sizes, tables
 from graphfuse.benchmarks.peers import stream
 from graphfuse.benchmarks.programs.study import Study
 from graphfuse.benchmarks.sizes import Size
@@ -228,6 +228,23 @@ def summary(found: Sequence[Measured]) -> list[str]:
                 f"worst {ratios[-1]:.3f}, {over} above {target}"
             )
     return lines
+
+
+def of_lengths(record: dict) -> tables.Table:
+    """How much longer rows take than those of the next multiple of 8, by how many columns are missing."""
+    us = {result["size"]: result["us"]["engine"] for result in record["results"]}
+    found: dict[int, list[float]] = {}
+    for odd, even in lengths():
+        if str(odd) in us and str(even) in us:
+            found.setdefault(even.columns - odd.columns, []).append(us[str(odd)] / us[str(even)])
+    return tables.Table(
+        "time over that of rows of the next multiple of 8 columns",
+        ("columns less", "sizes", "median", "least", "most"),
+        [
+            (str(less), str(len(r)), *(f"{n:.2f}" for n in (statistics.median(r), min(r), max(r))))
+            for less, r in sorted(found.items())
+        ],
+    )
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from graphfuse.benchmarks.programs import (
     autoencoders,
     compile_cost,
     cudnn_calls,
+    every_size,
     followers,
     host_record,
     in_a_model,
@@ -158,6 +159,10 @@ def _ranking(record: dict) -> str:
     return f"{_where(record)}\n\n{tables.markdown(ranking.table(record['us']))}"
 
 
+def _every_size(record: dict) -> str:
+    return f"{_where(record)}\n\n{tables.markdown(every_size.of_lengths(record))}"
+
+
 def _profile(record: dict) -> str:
     about = record["environment"]
     where = f"{about['device']}, Nsight Compute {record['ncu']}, {about['date']}, commit {_commit(about)}."
@@ -176,6 +181,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
     **{name: functools.partial(_told, s) for s in _STUDIES for name in (s.name, f"{s.name}{PART}")},
     "wan-vae": _wan_vae,
     "ranking": _ranking,
+    "every-size": _every_size,
     **dict.fromkeys([f"{bench}-profile" for bench in profile.CASES], _profile),
 }
 
@@ -185,7 +191,7 @@ _OF_ALL: dict[str, Callable[[Path], str]] = {"overview": _overview, "benches": _
 
 def files() -> list[Path]:
     """The documents with marked places."""
-    return [ROOT / "README.md", *sorted(FOLDER.glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "docs" / "tuning.md", *sorted(FOLDER.glob("*.md"))]
 
 
 def add_pages(folder: Path) -> list[Path]:

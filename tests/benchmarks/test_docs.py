@@ -99,6 +99,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "all-reduce": bench_record.all_reduce,
         "tensor-parallel": bench_record.tensor_parallel,
         "autoencoders": bench_record.autoencoders_model,
+        "every-size": bench_record.every_size_model,
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
@@ -146,6 +147,7 @@ def test_places_of_other_records_render(rendered):
     assert "| functional.rmsnorm, random shapes and addresses | 100,000 | 4,096 | 0 |" in text
     assert "flashinfer-python 1.0" in text and "quack-kernels None" not in text
     assert all(f"| {t.text} |" in text for t in host_record.TARGETS)
+    assert "| 1 | 18 | 1.10 | 1.10 | 1.10 |\n| 2 | 18 | 1.20 | 1.20 | 1.20 |" in rendered["tuning.md"]
     text = rendered["in-a-model.md"]
     assert "| bf16 1x2048 | 100.00 ± 3.00 | 2.00 ± 0.06 | 2.25 ± 0.07 | 2.50 ± 0.07 |" in text
     assert "| bf16 8192x8192 | -0.24 % | -0.49 % |" in text

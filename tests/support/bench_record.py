@@ -333,6 +333,15 @@ def wan_vae_model() -> dict:
     return _decoded(CASES) | {"start": {"cold_s": 5.0, "kept_s": 3.0, "eager_s": 1.0}}
 
 
+def every_size_model() -> dict:
+    """A record of programs.every_size: rows take 20 us, and 2 more for each column that a multiple of 8 lacks."""
+    from graphfuse.benchmarks.programs import every_size
+
+    pairs = [*every_size.lengths()]
+    us = {str(size): 20.0 + 2 * (even.columns - size.columns) for odd, even in pairs for size in (odd, even)}
+    return {"seed": 1, "results": [{"size": size, "us": {"engine": n}} for size, n in us.items()]}
+
+
 def autoencoders_model() -> dict:
     """A record of programs.autoencoders."""
     from graphfuse.benchmarks.programs.autoencoder_cases import CASES
