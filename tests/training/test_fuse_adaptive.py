@@ -101,6 +101,17 @@ def test_each_block_is_as_exact_as_it_was(wan, samples, each_token):
     assert [len(operations) for one in chosen() for operations in one] == [1, 1, 1, 2]
 
 
+def test_blocks_that_are_first_called_in_inference_mode(wan):
+    given = video.given()
+    before = run(wan, **given)
+    fuse(wan)
+    with torch.inference_mode():
+        made = wan(**given)[0]
+    assert [len(operations) for one in chosen() for operations in one] == [1, 1, 1, 2]
+    torch.testing.assert_close(made, run(wan, **given), rtol=0, atol=0)
+    torch.testing.assert_close(made, before, rtol=0.02, atol=0.02)
+
+
 REPORTED = [
     ("blocks.0", "region", "add, mul; with norm1, by the shapes of a call"),
     ("blocks.0", "region", "mul, add; with norm2, by the shapes of a call"),

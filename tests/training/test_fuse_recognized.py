@@ -1,6 +1,7 @@
 """Which modules are norms that an operator computes, by their forward, and which calls of them it computes."""
 
 import copy
+from types import FunctionType
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 
 import graphfuse
 from graphfuse.torch import fuse
+from graphfuse.torch.regions.composites import _clamp_has_gradients_at_limits
 from graphfuse.torch.whole_models.forward import recognized
 from support.dispatched import operators, regions
 from support.norm_modules import HALF, HIDDEN, GatedNorm, LlamaNorm
@@ -98,6 +100,30 @@ def test_found_by_what_it_computes(make, operations):
     with torch.no_grad():
         assert regions(lambda: norm(*given)) == [operations]
     torch.testing.assert_close(norm(*given), want, rtol=0.01, atol=0.01)
+
+
+def test_a_forward_of_no_module():
+    forward = FunctionType(LlamaNorm.forward.__code__, {"torch": torch})
+    assert forward.__module__ is None
+    assert len(fuse(type("Norm", (LlamaNorm,), {"forward": forward})()).entries) == 1
+
+
+class ClampedNorm(LlamaNorm):
+    def forward(self, x):
+        return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True).clamp(min=1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm(HIDDEN), ClampedNorm()])
+def test_fused_in_inference_mode(norm):
+    """There composite operators are not taken apart before modes see them."""
+    kind = type(f"Own{type(norm).__name__}", (type(norm),), {"forward": type(norm).forward})
+    norm.__class__ = kind  # of which nothing is known yet
+    _clamp_has_gradients_at_limits.cache_clear()
+    with torch.inference_mode():
+        assert len(fuse(norm).replaced) == 1
+        x = torch.randn(2, 5, HIDDEN)
+        torch.testing.assert_close(norm(x), kind.forward(norm, x))
+        assert len(regions(lambda: norm(x))) == 1
 
 
 @pytest.mark.each_value

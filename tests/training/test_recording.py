@@ -41,9 +41,11 @@ def calls(graph):
     ]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("function", [normalized, several_values, in_place, made_anew])
-def test_as_make_fx_has_it(function):
-    with torch.no_grad():
+def test_as_make_fx_has_it(function, mode):
+    """In inference mode composite operators reach modes whole."""
+    with mode():
         wanted, found = make_fx(function)(X.clone(), W).graph, graph_of(function, [X.clone(), W])
         assert calls(found) == calls(wanted)
         values = {node.name: node.meta["val"] for node in found.nodes if node.op != "output"}
@@ -64,13 +66,14 @@ def test_what_is_asked_of_tensors_is_no_call():
     [
         (lambda x, w: (x if x.sum() > 0 else w,), "reads the value of a tensor"),
         (lambda x, w: (x * w.max().item(),), "reads the value of a tensor"),
+        (lambda x, w: (x, torch._foreach_add_([x], 1.0))[:1], "changes a tensor in place"),
         (lambda x, w: (x * torch.ones_like(W).add_(OTHER),), "reads a tensor that is neither given nor a parameter"),
         (lambda x, w: (OTHER,), "reads a tensor that is neither given nor a parameter"),
     ],
 )
 def test_what_more_decides_is_declined(function, why):
     with torch.no_grad(), pytest.raises(ForwardDeclined, match=why):
-        graph_of(function, [X, W])
+        graph_of(function, [X.clone(), W])
 
 
 OTHER = torch.ones(4)

@@ -62,7 +62,7 @@ _ROLES = {
 def role(module: torch.nn.Module) -> str:
     """Role of a module's class; "" for one that is not known."""
     forward = type(module).forward
-    is_torchs = getattr(forward, "__module__", "").startswith("torch.")  # whose files would be read for nothing
+    is_torchs = str(getattr(forward, "__module__", "")).startswith("torch.")  # whose files would be read for nothing
     return _role(forward) if isinstance(forward, FunctionType) and not is_torchs else ""
 
 

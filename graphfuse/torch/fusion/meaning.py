@@ -1,6 +1,6 @@
 """What nodes of an FX graph mean, whoever recorded them: aten's, torch's functions, Python's operators and methods.
 
-Shapes and types are those of ``node.meta["val"]`` (make_fx, AOT) or ``["example_value"]`` (Dynamo).
+Shapes and types are those of ``node.meta["val"]`` (recordings, AOT) or ``["example_value"]`` (Dynamo).
 """
 
 import functools

@@ -24,7 +24,7 @@ def _mode() -> type | None:
         def __init__(self) -> None:
             super().__init__()
             self.graph = Graph()
-            # With the tensors, whose numbers would else be given to others.
+            # With the tensors, which live on so that no other gets the same id.
             self.found: dict[int, tuple[torch.Tensor, Node]] = {}
 
         def keep(self, tensor: torch.Tensor, node: Node) -> None:
@@ -39,18 +39,27 @@ def _mode() -> type | None:
             return self.found[id(value)][1]
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            named = kwargs or {}
+            if func.namespace == "aten":  # in inference mode composite operators come whole
+                with self:
+                    made = func.decompose(*args, **named)
+                if made is not NotImplemented:
+                    return made
             if torch.Tag.data_dependent_output in func.tags:
                 raise ForwardDeclined("reads the value of a tensor")
-            given = map_aggregate(args, self.node), map_aggregate(kwargs or {}, self.node)
-            made = func(*args, **(kwargs or {}))
-            if not all(isinstance(t, torch.Tensor) for t in several(made)):
+            given = map_aggregate(args, self.node), map_aggregate(named, self.node)
+            made = func(*args, **named)
+            tensors = {place: t for place, t in enumerate(several(made)) if isinstance(t, torch.Tensor)}
+            if not tensors:
+                if func._schema.is_mutable:
+                    raise ForwardDeclined("changes a tensor in place")
                 return made  # what is asked of a tensor, as its device
             node = self.graph.call_function(func, *given)
             if isinstance(made, torch.Tensor):
                 self.keep(made, node)
                 return made
             node.meta["val"] = made
-            for place, t in enumerate(made):
+            for place, t in tensors.items():
                 self.keep(t, self.graph.call_function(operator.getitem, (node, place)))
             return made
 

@@ -136,7 +136,7 @@ def _clamp(d: CallDrawing, low: object, high: object) -> Value:
 @cache
 def _clamp_has_gradients_at_limits() -> bool:
     """True if the gradient of a clamped value that equals its limit is 1; from torch 2.15 it is 0."""
-    with torch_private.without_modes(), torch.enable_grad():
+    with torch_private.without_modes(), torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, device="cpu", requires_grad=True)
         return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
