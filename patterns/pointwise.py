@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from graphfuse.contract.engine import No
 from graphfuse.contract.match import Match, Pattern, Region, convex, neighbours, single
-from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
+from graphfuse.op_graph.ir import FrozenGraph, Node
 from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
@@ -40,19 +40,17 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
     starts = (i for i, node in enumerate(graph.nodes) if node.op.pointwise and _axes(graph, node) == axes)
     left = [frozenset(i for i in starts if may_join(i, frozenset()))] * 3
-    ways = ((may_join, axes.whole), (may_join, _nothing), (is_pointwise, _nothing))
+    ways = ((may_join, (axes.whole,)), (may_join, ()), (is_pointwise, ()))
     for start in sorted(left[0]):
-        for n, (joins, joins_readers) in enumerate(ways):
+        for n, (joins, more) in enumerate(ways):
             if start in left[n]:
-                found = convex(graph, convex(graph, (start,), joins), joins, joins_readers)
+                found = convex(graph, (start,), joins)
+                for joins_readers in more:
+                    found = convex(graph, found, joins, joins_readers)
                 yield found
                 # Around another of these the same is found, unless a path over other nodes kept one out.
-                kept_out = any(joins(i, found) for i in neighbours(graph, found, joins_readers))
+                kept_out = any(joins(i, found) for i in neighbours(graph, found, *more))
                 left[n] -= {start} if kept_out else found
-
-
-def _nothing(t: TensorId) -> bool:
-    return False
 
 
 def _first(graph: FrozenGraph, nodes: Iterable[Node], axes: Axes) -> Node:

@@ -53,25 +53,23 @@ def _is_ours(function: object) -> bool:
 def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
     """Explains operators of ours into `found` in place of running them. While it is active, every call takes the
     dispatcher."""
-    base = torch_private.dispatch_mode()
-    if base is None:
+
+    def planned(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        f = operator.FUNCTIONS.get(func._schema.name)
+        if f is None:
+            return func(*args, **kwargs)
+        names = [a.name for a in func._schema.arguments]
+        given = dict.fromkeys(f.parameters) | dict(f.defaults) | dict(zip(names, args, strict=False)) | kwargs
+        found.append(_planned(f, given))
+        return f.returned(complete(f.variant(given).arguments, given))
+
+    watching = torch_private.dispatched_to(planned)
+    if watching is None:
         raise GraphNotSupportedError(
             "explain: this torch does not show which operators a function calls; accepted: functions of "
             "graphfuse.functional"
         )
-
-    class Watch(base):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            f = operator.FUNCTIONS.get(func._schema.name)
-            if f is None:
-                return func(*args, **(kwargs or {}))
-            names = [a.name for a in func._schema.arguments]
-            given = dict.fromkeys(f.parameters) | dict(f.defaults) | dict(zip(names, args, strict=False))
-            given |= kwargs or {}
-            found.append(_planned(f, given))
-            return f.returned(complete(f.variant(given).arguments, given))
-
-    return Watch()
+    return watching
 
 
 def _planned(f: Function, given: dict[str, object]) -> Explanation:

@@ -157,9 +157,7 @@ class FrozenGraph:
         """The nodes, up to the index `last`, that need one of `tensors`."""
         waiting, found = list(tensors), set()
         while waiting:
-            readers = set(self.consumers.get(waiting.pop(), ())) - found
-            if last is not None:
-                readers = {i for i in readers if i <= last}
+            readers = {i for i in self.consumers.get(waiting.pop(), ()) if last is None or i <= last} - found
             found |= readers
             waiting += [t for i in readers for _, t in self.nodes[i].outputs]
         return found

@@ -216,10 +216,24 @@ def observed() -> Callable[[], bool]:
     return lambda: compiling() or is_tracing() or modes() > 0 or transforms() or forward_ad._current_level >= 0
 
 
-def dispatch_mode() -> type | None:
-    """The base of classes that see each operator that is called, as a context manager does; None where there is
-    none."""
-    return _find("utils._python_dispatch.TorchDispatchMode")
+def dispatched_to(call: Callable[..., object]) -> AbstractContextManager[object] | None:
+    """Context in which call(operator, args, kwargs) is made in the place of each operator; None where torch has none.
+    Within it operators are called as they are."""
+    base = _find("utils._python_dispatch.TorchDispatchMode")
+    return None if base is None else _calling(base)(call)
+
+
+@functools.cache
+def _calling(base: type) -> type:
+    class Calling(base):  # type: ignore[misc, valid-type]
+        def __init__(self, call: Callable[..., object]) -> None:
+            super().__init__()
+            self.call = call
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            return self.call(operator, args, kwargs or {})
+
+    return Calling
 
 
 def fake_mode() -> type | None:

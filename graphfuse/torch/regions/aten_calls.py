@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,30 +30,21 @@ class Call:
         return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
 
 
-@functools.cache
-def _mode() -> type | None:
-    """A mode that keeps the calls that it sees, in `found`. Made when it is asked for, as its base is torch's own."""
-    base = torch_private.dispatch_mode()
-    if base is None:
-        return None
+class _Calls:
+    """The calls that were made through it."""
 
-    class Calls(base):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            super().__init__()
-            self.found: list[Call] = []
+    def __init__(self) -> None:
+        self.found: list[Call] = []
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            made = func(*args, **(kwargs or {}))
-            arguments = {}
-            for place, a in enumerate(func._schema.arguments):
-                named = (kwargs or {}).get(a.name, a.default_value)
-                arguments[a.name] = args[place] if place < len(args) else named
-            results = tuple(several(made))
-            if any(isinstance(t, torch.Tensor) for t in results):
-                self.found.append(Call(func, arguments, results))
-            return made
-
-    return Calls
+    def __call__(self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        made = func(*args, **kwargs)
+        arguments = {}
+        for place, a in enumerate(func._schema.arguments):
+            arguments[a.name] = args[place] if place < len(args) else kwargs.get(a.name, a.default_value)
+        results = tuple(several(made))
+        if any(isinstance(t, torch.Tensor) for t in results):
+            self.found.append(Call(func, arguments, results))
+        return made
 
 
 def _are_alike(made: object, recorded: object) -> bool:
@@ -102,8 +92,9 @@ def calls_of(
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
-    mode = _mode()
-    if mode is None:
+    calls = _Calls()
+    seen = torch_private.dispatched_to(calls)
+    if seen is None:
         return None
     tensors = [t for a in node.all_input_nodes for t in several(recorded(a)) if isinstance(t, torch.Tensor)]
     with torch.no_grad():
@@ -114,7 +105,7 @@ def calls_of(
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
     try:
-        with torch.no_grad(), _as_recorded(tensors), mode() as calls:
+        with torch.no_grad(), _as_recorded(tensors), seen:
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
