@@ -8,12 +8,13 @@ import pytest
 import kernel_table
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
-from graphfuse.engines.rows.across.split import AcrossSplit as AcrossSplit
+from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.by_row.split import ByRowSplit
-from graphfuse.engines.rows.persistent.split import PersistentSplit as BackwardSplit
+from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.rows.steps import Join
 from support import cubin
-from support.variants import ACROSS, BACKWARD, TARGETS, VARIANTS
+from support.variants import ACROSS, TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 
@@ -33,9 +34,10 @@ def test_kernel(name, arch, note):
     row = kernel_table.row(variant, arch, code)
     assert code.stack == code.local == code.spills == 0
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
-    (check_accesses_of_those_that_stay if name in BACKWARD else check_accesses)(code, variant.source(device))
+    stays = isinstance(knobs, PersistentKnobs)
+    (check_accesses_of_those_that_stay if stays else check_accesses)(code, variant.source(device))
     check_conversions(code, facts, arch)
-    split_of = AcrossSplit.of if name in ACROSS else BackwardSplit.of if name in BACKWARD else ByRowSplit.of
+    split_of = AcrossSplit.of if name in ACROSS else PersistentSplit.of if stays else ByRowSplit.of
     reductions = sum(len(facts.program.reductions(join)) for join in Join)
     check_shared_memory(code, split_of(facts).static_bytes(knobs), device, reductions)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()

@@ -68,6 +68,7 @@ FREE = [
     ("a value of each row", lambda x, r, w, m: torch.logsumexp(x.float(), -1).add(1).sum()),
     ("a sum of losses", lambda x, r, w, m: F.cross_entropy(x.float(), torch.arange(T))),
     ("a value of each row, which others read", lambda x, r, w, m: F.softplus(torch.logsumexp(x, -1)).sigmoid() @ r),
+    ("what all rows share", lambda x, r, w, m: F.softmax(x + r[:1].flip(-1), -1)),
     ("a gate that a product reads, too", lambda x, r, w, m: llama(F.gelu(x) @ m, w)),
 ]
 
@@ -105,6 +106,7 @@ COSTLY = [
     (lambda x, r, w, m: torch.cat([llama(x, w), r], -1), 4, "cat behind it"),
     (lambda x, r, w, m: llama(x, w).mean(0), 2, "mean behind it"),
     (lambda x, r, w, m: (lambda h: h + llama(h, w) @ m)(F.embedding(torch.arange(T), r)), 2, "embedding before it"),
+    (lambda x, r, w, m: F.softmax(x.view(2, -1, C) + r[: T // 2].flip(-1), -1), 2, "flip before it"),
 ]
 
 

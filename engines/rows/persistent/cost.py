@@ -20,6 +20,7 @@ _ANSWERS = 2  # reads that a pass waits for, one after the other, where none is 
 _MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and for each of their warps
 _CLUSTER = 100.0  # for each doubling of a cluster's CTAs
 _HIDDEN = 0.5  # the part of it that the knob `delay` hides
+_APART = 8.0  # bytes that a row's threads read at a time, by which that takes longer: rows lie on different lines
 _ELEMENT = 5.0  # latency of each element of a thread
 _CTA = 58.0  # of a round, for each CTA on an SM
 _START = 2840.0  # of a launch
@@ -38,6 +39,7 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
     """
     facts, program = split.facts, split.facts.program
     read = sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
+    narrowest = min((view.dtype.bits / 8 for view in program.read_whole), default=4)
     whole = read + sum(view.dtype.nbytes(facts.columns) for view in program.written_whole)
     again = whole + read + _SUM * facts.columns * len(program.sums)
     each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
@@ -51,6 +53,7 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
         elements = split.steps(knobs) * passes * split.piece
         warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
         moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+        moved *= 1 + _APART / (knobs.threads_per_row * split.piece * narrowest)
         return ctas, passes, elements, moved, warps * (_ROW + each * elements) / _ISSUED
 
     known: dict[tuple[object, ...], tuple[int, int, int, float, float]] = {}

@@ -115,7 +115,7 @@ def declined(judged: Sequence[Judged]) -> dict[Node, str]:
     once, as all are replaced or none."""
     reasons = dict[Node, str]()
     for group in linked((one, (id(one), *_nodes(one))) for one in judged):
-        moved = dict[Node, int]()  # once, where a tensor is between two of them
+        moved = dict[Node, float]()  # once, where a tensor is between two of them
         for crossing in (c for one in group for c in one.taken.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
         if sum(moved.values()) > sum(one.saved for one in group):
@@ -135,7 +135,7 @@ def _said(one: Judged) -> str:
     moved = sum(c.moved + c.moved_back for c in one.taken.crossings)
     but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
     why = ", ".join(map(str, one.taken.crossings))
-    return f"the operator would move {moved} bytes an element more than inductor alone{but}: {why}"
+    return f"the operator would move {moved:.3g} bytes an element more than inductor alone{but}: {why}"
 
 
 def cases(op: str, is_alone: bool, has_weights: bool, shape: Sequence[int | torch.SymInt]) -> list[MeasuredCase]:

@@ -7,7 +7,7 @@ them again. What needs a library's result that needs the norm, as a residual sum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,8 @@ _NAMED = 4
 _BEFORE = "before it"
 _BESIDE, _BEHIND = 1, 2
 """How a node depends on a norm: by what inductor computes alone, or by a library, which ends the kernel."""
+_SMALL = 1 / 8
+"""Share of the elements of the largest tensor, up to which another does not count, as vectors and values of rows."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,14 @@ class Crossing:
     """A tensor between an operator and what inductor would compute in one kernel with it.
 
     tensor: the node that has it. others: what reads or makes it there. where: in words. moved, moved_back: bytes of an
-    element that are moved because of that, and in the backward.
+    element of the largest tensor that are moved because of that, and in the backward.
     """
 
     tensor: Node
     others: tuple[Node, ...]
     where: str
-    moved: int
-    moved_back: int
+    moved: float
+    moved_back: float
 
     def __str__(self) -> str:
         titles = [*dict.fromkeys(map(_title, self._with_what_follows()))]
@@ -58,7 +60,7 @@ class Crossing:
 @dataclass(frozen=True, eq=False)
 class TakenNodes:
     """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
-    that have what it is given, and read: those of them that have a value for each of the largest's. own: nodes that it
+    that have what it is given, and read: those of them that are not small beside the largest. own: nodes that it
     takes the place of. is_training: whether its results have gradients."""
 
     made: tuple[Node, ...]
@@ -91,10 +93,10 @@ class TakenNodes:
     @cached_property
     def _largest(self) -> Node:
         """Node with a value for each element of a row."""
-        return max(self.read[0], self.made[0], key=elements)
+        return largest((*self.read, *self.made))
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
-        width = value(tensor).dtype.itemsize
+        width = value(tensor).dtype.itemsize * share(tensor, self._largest)
         has_backward = self.is_training and value(tensor).requires_grad
         back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
         return Crossing(tensor, others, where, moves * width, back * width)
@@ -170,6 +172,19 @@ def _title(node: Node) -> str:
 
 def elements(node: Node) -> int:
     return hint(value(node).numel())
+
+
+def largest(nodes: Iterable[Node]) -> Node:
+    return max(nodes, key=elements)
+
+
+def share(node: Node, of: Node) -> float:
+    """Elements of a tensor over those of another; 1 of the same, whatever extents vary."""
+    return 1.0 if is_as_large(node, of) else elements(node) / max(1, elements(of))
+
+
+def is_small(node: Node, beside: Node) -> bool:
+    return share(node, beside) <= _SMALL
 
 
 def is_as_large(a: Node, b: Node) -> bool:

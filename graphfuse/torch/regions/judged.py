@@ -22,7 +22,7 @@ from graphfuse.torch.fusion.meaning import (
     with_types_said,
     without_writes,
 )
-from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_as_large
+from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_small, largest
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.aten_calls import mistold
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
@@ -169,5 +169,6 @@ def _is_training(region: TorchRegion) -> bool:
 def taken(region: TorchRegion) -> TakenNodes:
     """The part of a graph that a region takes."""
     made = tuple(sorted(region.outputs, key=elements, reverse=True))
-    whole = tuple(node for node in region.inputs if is_as_large(node, region.inputs[0]))
-    return TakenNodes(made, region.inputs, whole, frozenset(region.nodes), _is_training(region))
+    most = largest((*region.inputs, *made))
+    read = tuple(node for node in region.inputs if not is_small(node, most)) or region.inputs[:1]
+    return TakenNodes(made, region.inputs, read, frozenset(region.nodes), _is_training(region))
