@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-EAGER, BY_HAND, COMPILED, TUNED, OURS, OURS_BY_HAND = (
+EAGER, BY_HAND, COMPILED, OURS_COMPILED, TUNED, OURS, OURS_BY_HAND = (
     "eager",
     "eager, channels-last by hand",
     "torch.compile",
+    "torch.compile, our backend",
     "torch.compile (max-autotune), channels-last by hand",
     "fuse",
     "fuse, channels-last by hand",
@@ -123,6 +124,7 @@ WAYS: dict[str, VideoWay] = {
     EAGER: VideoWay("eager", lambda vae: vae),
     BY_HAND: VideoWay("eager_channels_last", _by_hand),
     COMPILED: VideoWay("compile", _compiled, 300.0),
+    OURS_COMPILED: VideoWay("compile_graphfuse", lambda vae: _compiled(vae, backend="graphfuse"), 300.0),
     TUNED: VideoWay(
         "compile_max_autotune", lambda vae: _compiled(_by_hand(vae), mode="max-autotune-no-cudagraphs"), 480.0
     ),

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
-from graphfuse.torch.compile_backend import over_ranks
+from graphfuse.torch.compile_backend import group_norms, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses
 from graphfuse.torch.fusion import generated, surroundings
@@ -108,11 +108,13 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     verdicts, left = regions_of.replace_in(module, declines)
     behind = [*over_ranks.replace(module)]
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
-    others = [Entry(*_place(node), why=f"{generated.title(node)}: {why}") for node, why in left.items()]
+    normed = [*group_norms.replace(module)] if declines else []
+    grouped = [Entry(*_place(node), "channel_moments") for node in normed]
+    others = [Entry(*_place(n), why=f"{generated.title(n)}: {why}") for n, why in left.items() if n not in normed]
     for one in rewritten:
         one.restore()
     module.recompile()
-    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed]
+    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed, *grouped]
 
 
 def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:

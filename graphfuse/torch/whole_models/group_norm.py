@@ -5,8 +5,6 @@ with SiLU. Between them, torch's operations join the moments of a group, which a
 may be last in memory, or places.
 """
 
-import math
-
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -14,14 +12,12 @@ from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import set_forward
 from graphfuse.torch.fusion.report import Entry
-from graphfuse.torch.whole_models.channel_kernels import row_moments, scaled_channels, scaled_channels_silu
+from graphfuse.torch.operators.channel_kernels import scaled_channels, scaled_channels_silu
+from graphfuse.torch.operators.channel_moments import in_pieces, moments
 
 LEAST = 1 << 23
 """Elements from which the kernels are called. Of half as many torch's own is faster on an H100: the host's time for the
 operations between the kernels is longer than all of it."""
-_SHORTEST, _LONGEST = 16, 256
-"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
-ones would be as many bytes as are read."""
 BECAME = "group_norm"
 _observed = torch_private.observed()
 
@@ -33,37 +29,19 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     type or x another layout."""
     if is_dynamo_compiling() or _observed() or not _is_taken(x, norm):
         return None
+    if (found := in_pieces(x)) is None:
+        return None
+    pieces, last = found
     weight, bias, (n, c, *extents) = norm.weight, norm.bias, x.shape
-    places = math.prod(extents)
-    piece = min(places & -places, _LONGEST)
-    if piece < _SHORTEST:
-        return None
-    if (flat := _viewed(x, n, c, places)) is not None:
-        full = pieces = flat.unflatten(-1, (-1, piece))
-        channels, of_channel = 1, (n, c, 1, 1)
-    elif (flat := _viewed(x.movedim(1, -1), n, places, c)) is not None:
-        full, pieces = flat, flat.unflatten(1, (-1, piece)).mT
-        channels, of_channel = 2, (n, 1, c)
-    else:
-        return None
-    means, variances = (t.unflatten(channels, (norm.num_groups, -1)) for t in row_moments(pieces, norm.eps))
-    of_group = [dim for dim in range(1, 5) if dim != channels]
-    spread, mean = torch.var_mean(means, of_group, correction=0)
-    inverse = variances.mean(of_group).add_(spread).rsqrt_()
     by_group = norm.num_groups, c // norm.num_groups
+    means, variances = (t.unflatten(1, by_group) for t in moments(pieces, last, norm.eps))
+    spread, mean = torch.var_mean(means, (2, 3), correction=0)
+    inverse = variances.mean((2, 3)).add_(spread).rsqrt_()
     scale = inverse[:, :, None] * weight.view(by_group)
     shift = torch.addcmul(bias.view(by_group), mean[:, :, None], scale, value=-1)
+    full, of_channel = (pieces.permute(0, 2, 3, 1).flatten(1, 2), (n, 1, c)) if last else (pieces, (n, c, 1, 1))
     made = (scaled_channels_silu if silu else scaled_channels)(full, scale.view(of_channel), shift.view(of_channel))
-    return made.view(x.shape) if full is pieces else made.view(n, *extents, c).movedim(-1, 1)
-
-
-def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
-    """A view of a tensor, whose last elements touch; None where there is none."""
-    try:
-        view = t.view(shape)
-    except RuntimeError:
-        return None
-    return view if view.stride(-1) == 1 else None
+    return made.view(n, *extents, c).movedim(-1, 1) if last else made.view(x.shape)
 
 
 def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:

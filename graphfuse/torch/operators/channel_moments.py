@@ -1,0 +1,77 @@
+"""Moments of pieces of channels: all of a GPU works at them, however few groups are normalized. Nothing is moved:
+channels may be last in memory, or places.
+
+``graphfuse::channel_moments`` is the operator for graphs that are compiled, in any layout that its input gets there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from graphfuse.functional.operator import LIBRARY
+from graphfuse.torch.operators.channel_kernels import row_moments
+
+_SHORTEST, _LONGEST = 16, 256
+"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
+ones would be as many bytes as are read."""
+
+
+def piece(extents: Sequence[int]) -> int:
+    """Places of a piece, by the extents of all places; 0 where pieces would be too short."""
+    places = math.prod(extents)
+    found = min(places & -places, _LONGEST)
+    return found if found >= _SHORTEST else 0
+
+
+def in_pieces(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+    """A view of (samples, channels, ...) as (samples, channels, pieces, places of a piece), and whether channels are
+    last in memory. None where x has no such view, or no such pieces."""
+    n, c, *extents = x.shape
+    if not (places := piece(extents)):
+        return None
+    if (flat := _viewed(x, n, c, math.prod(extents))) is not None:
+        return flat.unflatten(-1, (-1, places)), False
+    if (flat := _viewed(x.movedim(1, -1), n, math.prod(extents), c)) is not None:
+        return flat.unflatten(1, (-1, places)).permute(0, 3, 1, 2), True
+    return None
+
+
+def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
+    """A view of a tensor, whose last elements touch; None where there is none."""
+    try:
+        view = t.view(shape)
+    except RuntimeError:
+        return None
+    return view if view.stride(-1) == 1 else None
+
+
+def moments(pieces: torch.Tensor, last: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean of each piece, and eps + its variance, float32, (samples, channels, pieces). pieces, last: as of
+    ``in_pieces``."""
+    found = row_moments(pieces.transpose(1, 2) if last else pieces, eps)
+    mean, variance = (t.squeeze(-1).transpose(1, 2) if last else t.squeeze(-1) for t in found)
+    return mean, variance
+
+
+def _run(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: A002 - torch's name
+    found = in_pieces(input)
+    return moments(*(in_pieces(input.contiguous()) if found is None else found), eps)
+
+
+def _fake(input: torch.Tensor, eps: float) -> list[torch.Tensor]:  # noqa: A002
+    n, c, *extents = input.shape
+    found, count = in_pieces(input), math.prod(extents) // piece(extents)
+    last = found is not None and found[1]
+    made = (input.new_empty((n, count, c) if last else (n, c, count), dtype=torch.float32) for _ in range(2))
+    return [t.transpose(1, 2) if last else t for t in made]
+
+
+LIBRARY.define(
+    "channel_moments(Tensor input, float eps) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+)
+LIBRARY.impl("channel_moments", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("graphfuse::channel_moments", _fake, lib=LIBRARY)
