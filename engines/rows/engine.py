@@ -55,7 +55,7 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         return No(first)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
-        """Knobs of the schedule that pays, else of the first that takes the program; in mode B also the best of others."""
+        """Knobs of the schedule that pays, else the first that takes the program; in mode B also the best of others."""
         found: list[RowKnobs] = []
         for schedule in sorted(_by_preference(facts), key=lambda schedule: not schedule.pays(facts, device)):
             if (not found or mode is heur_mode.B) and schedule.refusal(facts, device) is None:

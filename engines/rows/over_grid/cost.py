@@ -14,14 +14,14 @@ from graphfuse.rows.program import cost_of
 _BYTES = 31.6  # bytes that memory moves for an SM in one
 _ISSUED = 7.0  # warp instructions that an SM issues in one
 _STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # those of an element: a cheap step, a function, an input or output
-_LATENCY = 750.0  # of a memory read, for which a pass waits
+_ELEMENT = 5.0  # latency of each element of a thread
+_PASS = 400.0  # of a pass, in which its reads are awaited and nothing else is moved
 _START = 3500.0  # of a cooperative launch
-_MEETING, _CTA = 1500.0, 2.0  # of the grid barrier and what CTAs leave each other, and for each of them
+_MEETING, _WARP, _CTA = 1500.0, 4.0, 2.0  # of the CTAs of the grid, and for each warp of one, and each of them
 
 
 def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], float]:
-    """Nanoseconds of a launch, by its knobs: of the SM that has the most CTAs, in which memory, instructions or the
-    latency of reads takes longest, and of the CTAs' meetings."""
+    """Nanoseconds of a launch, by its knobs: what the SM that has the most CTAs takes, and the meetings of all."""
     facts, program = split.facts, split.facts.program
     read, written = (
         sum(view.dtype.nbytes(facts.columns) for view in views) for views in (program.read_whole, program.written_whole)
@@ -33,9 +33,10 @@ def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], floa
         ctas = facts.rows * knobs.ctas_per_row
         on_sm, times = -(-ctas // device.sm_count), 1 if split.resident(knobs) else program.last + 1
         moved = on_sm / knobs.ctas_per_row * (read * times + written) / _BYTES
-        taken = split.taken(knobs) * split.piece
-        busy = on_sm * knobs.threads / WARP * each * taken * times / _ISSUED
-        awaited = split.passes(knobs) * times * _LATENCY
-        return _START + max(moved, busy, awaited) + program.last * (_MEETING + _CTA * ctas)
+        elements = split.taken(knobs) * split.piece * times
+        busy = on_sm * knobs.threads / WARP * each * elements / _ISSUED
+        alone = split.passes(knobs) * times * _PASS + elements * _ELEMENT
+        met = _MEETING + _WARP * knobs.threads / WARP + _CTA * ctas
+        return _START + max(moved, busy) + alone + program.last * met
 
     return nanoseconds
