@@ -12,15 +12,16 @@ from graphfuse.engines.rows.across import Across, AcrossKnobs
 from graphfuse.engines.rows.by_row import ByRow, ByRowKnobs
 from graphfuse.engines.rows.kernel import in_place
 from graphfuse.engines.rows.notes import notes
+from graphfuse.engines.rows.over_grid import OverGrid, OverGridKnobs
 from graphfuse.engines.rows.persistent import Persistent, PersistentKnobs
 from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.op_graph.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.check_program import check_program
 
-RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs
+RowKnobs = ByRowKnobs | PersistentKnobs | AcrossKnobs | OverGridKnobs
 
-_SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent(), Across())}
+_SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent(), Across(), OverGrid())}
 
 
 class RowEngine(KernelEngine[RowFacts, RowKnobs]):
@@ -54,9 +55,9 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         return No(first)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
-        """Knobs of the first schedule that takes the program; in mode B also the best of others."""
+        """Knobs of the schedule that pays, else the first that takes the program; in mode B also the best of others."""
         found: list[RowKnobs] = []
-        for schedule in _by_preference(facts):
+        for schedule in sorted(_by_preference(facts), key=lambda schedule: not schedule.pays(facts, device)):
             if (not found or mode is heur_mode.B) and schedule.refusal(facts, device) is None:
                 found += schedule.propose(facts, device, heur_mode.A if found else mode)
         return found

@@ -49,6 +49,10 @@ class Schedule(abc.ABC, Generic[KnobsT]):
     def prefers(self, facts: RowFacts) -> bool:
         """True if the program is one that the schedule is there for. Cheap."""
 
+    def pays(self, facts: RowFacts, device: Device) -> bool:
+        """True if the schedule takes the program, and is estimated to be the fastest of all for so many rows."""
+        return False
+
     @abc.abstractmethod
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         """The reasons against beside those of every schedule, each naming the tensor and the limit. The first is told:

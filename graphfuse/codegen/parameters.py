@@ -163,7 +163,7 @@ def parameters(plan: PhasePlan) -> Iterator[Parameter]:
         yield Parameter(parameter_type(scalar), f"scalar{number}", argument(scalar))
     for number, s in enumerate(plan.program.sums):
         yield Parameter("void*", f"t{number}", Address(s.view.tensor))
-    if plan.program.sums:
+    if plan.program.sums or plan.scratch:
         yield Parameter("void*", "scratch", Scratch())
 
 

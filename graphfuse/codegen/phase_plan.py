@@ -43,6 +43,7 @@ class PhasePlan:
     # A piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
     # neighbouring columns; then what is one a row is an array.
     across: bool = False
+    scratch: bool = False  # the kernel has memory of its own, also without sums over rows
     own_pairs: bool = False  # a thread has two pieces of a row, each other's columns of all pairs that lie apart
 
     @property

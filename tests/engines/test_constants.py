@@ -8,6 +8,7 @@ from graphfuse.engines.rows.across import Across
 from graphfuse.engines.rows.by_row import ByRow
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS
 from graphfuse.engines.rows.kernel import Access, constant
+from graphfuse.engines.rows.over_grid import OverGrid
 from graphfuse.engines.rows.persistent import Persistent
 from support.variants import VARIANTS
 
@@ -22,7 +23,7 @@ def test_a_constant_has_the_type_of_its_value():
     assert constant("A", Access.FIRST) == "constexpr gf::Access A = gf::Access::FIRST;\n"
 
 
-@pytest.mark.parametrize("schedule", [ByRow, Persistent, Across])
+@pytest.mark.parametrize("schedule", [ByRow, Persistent, Across, OverGrid])
 def test_a_kernel_reads_every_constant_that_its_schedule_gives_it(schedule):
     variant = next(v for v in VARIANTS.values() if isinstance(v.knobs, schedule.knobs))
     text = variant.engine.source(variant.facts(), variant.knobs)

@@ -8,19 +8,29 @@ import pytest
 import kernel_table
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
+from graphfuse.engines.rows.across import AcrossKnobs
 from graphfuse.engines.rows.across.split import AcrossSplit
+from graphfuse.engines.rows.by_row import ByRowKnobs
 from graphfuse.engines.rows.by_row.split import ByRowSplit
-from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
+from graphfuse.engines.rows.over_grid import OverGridKnobs
+from graphfuse.engines.rows.over_grid.split import OverGridSplit
+from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.rows.steps import Join
 from support import cubin
-from support.variants import ACROSS, TARGETS, VARIANTS
+from support.variants import TARGETS, VARIANTS
 
 pytestmark = pytest.mark.compile
 
 REGISTER_FILE = 65536  # of a CTA, on all of these chips
 RESERVED = 1024  # bytes of shared memory that are the system's, counted as a kernel's that has some, from SM90 on
 ALLOWANCE = 256  # bytes that an engine may take a kernel to declare for a reduction beyond what it does
+SPLITS = {
+    ByRowKnobs: ByRowSplit.of,
+    PersistentKnobs: PersistentSplit.of,
+    AcrossKnobs: AcrossSplit.of,
+    OverGridKnobs: OverGridSplit.of,
+}
 
 
 @pytest.mark.parametrize(("name", "arch"), kernel_table.checked())
@@ -34,12 +44,14 @@ def test_kernel(name, arch, note):
     row = kernel_table.row(variant, arch, code)
     assert code.stack == code.local == code.spills == 0
     assert code.registers * variant.engine.launch(facts, knobs).block <= REGISTER_FILE
-    stays = isinstance(knobs, PersistentKnobs)
-    (check_accesses_of_those_that_stay if stays else check_accesses)(code, variant.source(device))
+    source = variant.source(device)
+    if isinstance(knobs, PersistentKnobs):
+        check_accesses_of_those_that_stay(code, source)
+    else:
+        check_accesses(code, source, {4} if isinstance(knobs, OverGridKnobs) else set())
     check_conversions(code, facts, arch)
-    split_of = AcrossSplit.of if name in ACROSS else PersistentSplit.of if stays else ByRowSplit.of
     reductions = sum(len(facts.program.reductions(join)) for join in Join)
-    check_shared_memory(code, split_of(facts).static_bytes(knobs), device, reductions)
+    check_shared_memory(code, SPLITS[type(knobs)](facts).static_bytes(knobs), device, reductions)
     recorded, now = kernel_table.read().nvrtc, kernel_table.compiler()
     if recorded != now:
         note(f"registers were not held against {kernel_table.PATH.name}: it is of NVRTC {recorded}, this is {now}")
@@ -47,18 +59,19 @@ def test_kernel(name, arch, note):
         assert not kernel_table.difference(name, arch, row)
 
 
-def check_accesses(code: cubin.Code, source: str) -> None:
-    """The widths that the kernel's text promises are there, and none is wider than its tensor is aligned for."""
+def check_accesses(code: cubin.Code, source: str, left: set[int]) -> None:
+    """The widths that the kernel's text promises are there, and none is wider than its tensor is aligned for. left: of
+    what CTAs leave each other."""
     text = source.split("namespace problem", 1)[1]
     loads = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), ROW_READS>", text)}
     columns = {int(w) for w in re.findall(r"gf::load<\d+, (\d+), COLUMN_READS>", text)}
     stores = {int(w) for w in re.findall(r"gf::store_(?:piece<|blocks<[\w:]+, \d+, )(\d+)", text)}
     narrow = {int(w) for w in re.findall(r"gf::store_pack<(\d+)>\(row", text)}
     may_move = "COLUMN_READS = gf::Access::READ_ONLY" in text
-    assert max(code.loads) == max(loads)
+    assert max(code.loads) == max(loads | left)
     assert columns <= (code.read_only if may_move else code.loads)
     scales = {4 if "_by_float" in text else 1} if "store_blocks" in text else set()
-    assert stores <= code.stores <= stores | narrow | scales
+    assert stores <= code.stores <= stores | narrow | scales | left
     # Of what there is one a row, or in all, an element takes up to 4 bytes, INT64 8.
     assert max(code.read_only, default=0) <= max((*columns, 8 if "const long long*" in text else 4))
 

@@ -9,7 +9,7 @@ from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.ops import OPS
 from graphfuse.runtime.handle import Handle
 from support import variants
-from support.variants import ACROSS, BACKWARD, FIRST, FORWARD, LOSSES, TARGETS, VARIANTS
+from support.variants import ACROSS, BACKWARD, FIRST, FORWARD, LOSSES, OVER_GRID, TARGETS, VARIANTS
 
 H200 = TARGETS["sm_90a"]
 FACTS = [v.facts() for v in FORWARD.values()]
@@ -45,7 +45,7 @@ def test_every_pointwise_op():
 
 def test_the_first_variants_have_every_type_op_and_schedule():
     assert len(FIRST) <= len(VARIANTS) // 2
-    assert FIRST & FORWARD.keys() and FIRST & BACKWARD.keys() and FIRST & LOSSES.keys() and FIRST & ACROSS.keys()
+    assert all(FIRST & kind.keys() for kind in (FORWARD, BACKWARD, LOSSES, ACROSS, OVER_GRID))
     first, every = ([v.facts().program for n, v in VARIANTS.items() if n in names] for names in (FIRST, VARIANTS))
     for types_of in (
         lambda p: {view.dtype for view in p.inputs if view.rows},

@@ -20,6 +20,7 @@ from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.rows.across import AcrossKnobs
 from graphfuse.engines.rows.across.split import AcrossSplit as AcrossSplit
 from graphfuse.engines.rows.by_row import ByRowKnobs
+from graphfuse.engines.rows.over_grid import OverGridKnobs
 from graphfuse.engines.rows.persistent import PersistentKnobs
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.lower import lower
@@ -38,7 +39,8 @@ TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_1
 
 @dataclass(frozen=True)
 class Variant:
-    """A problem, the engine that runs it, and its knobs; None for what the engine proposes first."""
+    """A problem, the engine that runs it, and its knobs; None for what the engine proposes first, but for knobs that
+    spread rows over the grid."""
 
     problem: Norm | Gradient | RowFunction | CrossEntropy | Window | Channels | Quantized
     knobs: object = None
@@ -67,10 +69,11 @@ class Variant:
         knobs = self.knobs_on(device)
         if isinstance(self.problem, Channels):
             return 1, 2 * self.together(knobs) // self.problem.positions + 1
-        return 1, 2 * self.together(knobs) + 1 if knobs.cluster == 1 else 2
+        together = self.together(knobs)
+        return 1, 2 * together + 1 if together else 2
 
     def together(self, knobs: object) -> int:
-        """Rows, of one position each, that a CTA takes at a time; of those that clusters share, none."""
+        """Rows, of one position each, that a CTA takes at a time; of those that several CTAs share, none."""
         if isinstance(self.problem, Channels):
             return knobs.threads_across * AcrossSplit.of(self.facts()).piece
         return knobs.threads // knobs.threads_per_row
@@ -101,7 +104,8 @@ def _facts(problem: object, pattern: match.Pattern) -> object:
 
 @functools.cache
 def _proposed(variant: Variant, device: Device) -> object:
-    return variant.engine.propose(variant.facts(), device, heur_mode.A)[0]
+    found = variant.engine.propose(variant.facts(), device, heur_mode.B)
+    return next(knobs for knobs in found if not isinstance(knobs, OverGridKnobs))
 
 
 @functools.cache
@@ -430,7 +434,32 @@ ACROSS: dict[str, Variant] = {
     "across sum read again": _channels(AcrossKnobs(16, 16), columns=1600, residual=True, positions=8),
 }
 
-VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES | ACROSS
+
+def _over_grid(ctas: int, threads: int, ctas_per_sm: int, problem) -> Variant:
+    return Variant(problem, OverGridKnobs(ctas, threads, ctas_per_sm))
+
+
+OVER_GRID: dict[str, Variant] = {
+    # Fewer CTAs than warps that read what they leave, as many, and more.
+    "softmax over 2 CTAs": _over_grid(2, 512, 2, RowFunction("softmax", 1, 10000)),
+    "layer norm over 4 CTAs": _over_grid(4, 128, 2, RowFunction("layer norm", 1, 4000, FLOAT, HALF, BF16)),
+    "log_softmax over 32 CTAs": _over_grid(32, 32, 1, RowFunction("log_softmax", 1, 9000, HALF, FLOAT)),
+    "L2 normalization over 8 CTAs": _over_grid(8, 256, 1, RowFunction("L2 normalization", 1, 16385, BF16, E4M3)),
+    "logsumexp over 64 CTAs": _over_grid(64, 1024, 1, RowFunction("logsumexp", 1, 1 << 22, BF16, FLOAT)),
+    "norm over 4 CTAs to e5m2": _over_grid(4, 64, 1, Norm(1, 3420, HALF, BF16, E5M2, BF16, training=True)),
+    "norm over 2 CTAs to nvfp4": _over_grid(
+        2, 128, 4, Norm(1, 4096, FLOAT, FLOAT, FP4, FLOAT, training=True, blocks=True)
+    ),
+    "groups over 2 CTAs": _over_grid(2, 128, 4, Quantized(1, 7168, "norm", by_columns=True, beside=BF16)),
+    "rows over 4 CTAs": _over_grid(4, 128, 8, Quantized(1, 65536, "silu", None)),
+    "loss over 4 CTAs": _over_grid(4, 128, 1, CrossEntropy(1, 5000, label_smoothing=0.1, z_loss=1e-4)),
+    "parts over 2 CTAs": _over_grid(2, 256, 4, RowFunction("parts", 1, 32000, FLOAT, BF16)),
+    "layer norm over 2 CTAs read again": _over_grid(2, 128, 8, RowFunction("layer norm", 1, 30000, HALF, BF16)),
+    "softmax over 4 CTAs read again": _over_grid(4, 64, 16, RowFunction("softmax", 1, 20003, FLOAT, FLOAT)),
+    "64-bit columns over 128 CTAs": _over_grid(128, 1024, 1, Norm(1, (1 << 28) + 8)),
+}
+
+VARIANTS: dict[str, Variant] = FORWARD | BACKWARD | LOSSES | ACROSS | OVER_GRID
 
 
 def _features(variant: Variant) -> frozenset:
@@ -448,8 +477,12 @@ def _features(variant: Variant) -> frozenset:
     return frozenset(found)
 
 
-_NAMES = tuple(VARIANTS)
-FIRST = frozenset(_NAMES[n] for n in covering.covering([_features(v) for v in VARIANTS.values()]))
+def _first(variants: dict[str, Variant]) -> Iterator[str]:
+    names = tuple(variants)
+    yield from (names[n] for n in covering.covering([_features(v) for v in variants.values()]))
+
+
+FIRST = frozenset([*_first(FORWARD | BACKWARD | LOSSES | ACROSS), *_first(OVER_GRID)])
 """Those that `make test` runs: they have all that any variant has. The others are further cases."""
 
 

@@ -1,0 +1,42 @@
+"""Cost model: estimates the time of a launch, to rank knobs that were not measured."""
+
+from collections.abc import Callable
+
+from graphfuse.base.device import Device
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
+from graphfuse.engines.rows.over_grid.split import OverGridSplit
+from graphfuse.ops import Cost
+from graphfuse.rows.program import cost_of
+
+# Nanoseconds, and an SM's work in one. No search fitted them: those that `persistent` has, too, are that model's, the
+# others estimates.
+_BYTES = 31.6  # bytes that memory moves for an SM in one
+_ISSUED = 7.0  # warp instructions that an SM issues in one
+_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # those of an element: a cheap step, a function, an input or output
+_ELEMENT = 5.0  # latency of each element of a thread
+_PASS = 400.0  # of a pass, in which its reads are awaited and nothing else is moved
+_START = 3500.0  # of a cooperative launch
+_MEETING, _WARP, _CTA = 1500.0, 4.0, 2.0  # of the CTAs of the grid, and for each warp of one, and each of them
+
+
+def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], float]:
+    """Nanoseconds of a launch, by its knobs: what the SM that has the most CTAs takes, and the meetings of all."""
+    facts, program = split.facts, split.facts.program
+    read, written = (
+        sum(view.dtype.nbytes(facts.columns) for view in views) for views in (program.read_whole, program.written_whole)
+    )
+    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
+    each += _OPERAND * (len(program.inputs) + len(program.stores))
+
+    def nanoseconds(knobs: OverGridKnobs) -> float:
+        ctas = facts.rows * knobs.ctas_per_row
+        on_sm, times = -(-ctas // device.sm_count), 1 if split.resident(knobs) else program.last + 1
+        moved = on_sm / knobs.ctas_per_row * (read * times + written) / _BYTES
+        elements = split.taken(knobs) * split.piece * times
+        busy = on_sm * knobs.threads / WARP * each * elements / _ISSUED
+        alone = split.passes(knobs) * times * _PASS + elements * _ELEMENT
+        met = _MEETING + _WARP * knobs.threads / WARP + _CTA * ctas
+        return _START + max(moved, busy) + alone + program.last * met
+
+    return nanoseconds

@@ -1,0 +1,91 @@
+"""The schedule of rows that many CTAs share: support, proposals and launch."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from graphfuse.base.device import Device
+from graphfuse.base.enums import heur_mode
+from graphfuse.base.wording import counted
+from graphfuse.contract.engine import Launch, ProblemClass
+from graphfuse.engines.rows import by_row
+from graphfuse.engines.rows.by_row.cost import cost as cost_by_row
+from graphfuse.engines.rows.by_row.cost import is_usual
+from graphfuse.engines.rows.kernel import Access
+from graphfuse.engines.rows.over_grid.cost import cost
+from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
+from graphfuse.engines.rows.over_grid.legal import legal, malformed, unfit
+from graphfuse.engines.rows.over_grid.split import OverGridSplit
+from graphfuse.engines.rows.problem import problem
+from graphfuse.engines.rows.schedule import Schedule, best_first
+from graphfuse.engines.rows.support import part_reasons, place_reasons, tensor_reasons
+from graphfuse.patterns.rows import RowFacts
+
+_LONG = 1 << 16  # columns; shorter rows gain nothing by more threads than a cluster has
+_SURE = 3.0  # factor between the two models' estimates from which on this schedule is the faster one for sure
+_BY_ROW = by_row.ByRow()
+
+
+class OverGrid(Schedule[OverGridKnobs]):
+    """Each row is spread over many CTAs. All of the grid run at the same time, and meet where rows are reduced."""
+
+    knobs: ClassVar[type] = OverGridKnobs
+    kernel: ClassVar[str] = "over_grid.cu"
+    split = staticmethod(OverGridSplit.of)
+    legal_knobs = staticmethod(legal)
+    malformed = staticmethod(malformed)
+    unfit = staticmethod(unfit)
+
+    def prefers(self, facts: RowFacts) -> bool:
+        return False
+
+    def pays(self, facts: RowFacts, device: Device) -> bool:
+        if self.refusal(facts, device) is not None:
+            return False
+        by_row_knobs = filter(is_usual, _BY_ROW.legal(facts, device))
+        otherwise = min(map(cost_by_row(_BY_ROW.split(facts), device), by_row_knobs), default=math.inf)
+        return _SURE * min(map(cost(self.split(facts), device), self.legal(facts, device))) <= otherwise
+
+    def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
+        if facts.columns < _LONG or 2 * facts.rows > device.sm_count:
+            rows = f"{counted(facts.rows, 'row')} of {counted(facts.columns, 'column')}"
+            yield f"{facts.node}: {rows}; accepted: up to {device.sm_count // 2} of {_LONG} or more, for many CTAs each"
+        yield from place_reasons(facts)
+        misfit = self.misfit(facts)
+        if misfit:
+            yield f"{facts.node}: {misfit}"
+        yield from tensor_reasons(facts)
+        yield from part_reasons(facts, OverGridSplit.of(facts).piece)
+        if not self.legal(facts, device):
+            yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the CTAs of {device}"
+
+    def of_any_rows(self, facts: RowFacts) -> RowFacts:
+        return facts  # the CTAs of all rows run at the same time
+
+    def misfit(self, facts: RowFacts) -> str | None:
+        if facts.program.sums:
+            return "ctas_per_row, for sums over rows; accepted: reductions of rows alone"
+        if not facts.program.last:
+            return "ctas_per_row, for rows that are not reduced; accepted: rows that are, for which CTAs meet"
+        return next(place_reasons(facts), None)
+
+    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[OverGridKnobs]:
+        return best_first(sorted(self.legal(facts, device), key=cost(self.split(facts), device)), mode)
+
+    def constants(self, split: OverGridSplit, knobs: OverGridKnobs) -> Mapping[str, bool | int | Access]:
+        # What is read ahead of its use takes registers, which several passes of many threads do not have.
+        ahead = knobs.threads_per_sm <= 512 or split.steps(knobs) * split.piece <= 16
+        return {
+            "THREADS_PER_ROW": knobs.threads_per_row,
+            "CTAS_PER_SM": knobs.ctas_per_sm,
+            "COLUMN_READS": Access.READ_ONLY if ahead else Access.USUAL,
+            "ROW_READS": Access.USUAL if split.resident(knobs) else Access.LAST,
+        }
+
+    def launch(self, facts: RowFacts, knobs: OverGridKnobs) -> Launch:
+        made = super().launch(facts, knobs)
+        return replace(made, scratch_bytes=OverGridSplit.of(facts).left_bytes(knobs), cooperative=True)
+
+    def problem(self, facts: RowFacts) -> ProblemClass:
+        return problem(facts, OverGridSplit.of(facts).chunk)

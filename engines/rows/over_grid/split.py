@@ -1,0 +1,77 @@
+"""How a row is divided into what threads take together, and what they keep of it."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.contract.engine import ByRows
+from graphfuse.engines.rows.by_row.split import CHUNK, held_registers
+from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
+from graphfuse.engines.rows.split import Split
+from graphfuse.patterns.rows import RowFacts
+from graphfuse.rows.steps import Join
+
+_READERS = 8  # warps that read what CTAs of a row leave, at most
+_PLACES = 2  # in which they leave it, behind one phase and the next
+_UNPACKED = 40  # elements of which a thread has registers for their 16 bits, and not unpacked as well
+
+
+@dataclass(frozen=True)
+class OverGridSplit(Split[OverGridKnobs]):
+    """piece: elements that a thread takes together, a chunk, or half of one that is too wide for an access.
+    held, read: registers of a thread for a piece that it holds in all phases, and for one that a phase reads.
+    sums, maxima: over a row, behind one phase.
+    """
+
+    facts: RowFacts
+    chunk: int
+    piece: int
+    held: int
+    read: int
+    sums: int
+    maxima: int
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, facts: RowFacts) -> "OverGridSplit":
+        chunk = math.gcd(facts.columns, CHUNK)
+        whole = (*facts.program.read_whole, *facts.program.written_whole)
+        halved = chunk == CHUNK and max((view.dtype.nbytes(chunk) for view in whole), default=0) > ACCESS
+        piece = chunk // 2 if halved else chunk
+        plan = _plan(facts, piece)
+        read = max(plan.read_again().read_bytes(phase, True) for phase in plan.phases)
+        # What is read is worked on at once, when little else takes registers.
+        held = max(plan.held_bytes, plan.read_bytes(0, True) // 2)
+        registers = (max(1, -(-piece * nbytes // 4)) for nbytes in (held, read))
+        most = (max(len(facts.program.reduced_after(phase, join)) for phase in plan.phases) for join in Join)
+        return cls(facts, chunk, piece, *registers, *most)
+
+    def resident(self, knobs: OverGridKnobs) -> bool:
+        return self.taken(knobs) * self.held <= held_registers(knobs.threads_per_sm)
+
+    def at_once(self, knobs: OverGridKnobs) -> int:
+        return max(1, held_registers(knobs.threads_per_sm) // self.read)
+
+    def taken(self, knobs: OverGridKnobs) -> int:
+        return -(-self.facts.columns // (knobs.threads_per_row * self.piece))
+
+    def resident_plan(self, knobs: OverGridKnobs) -> PhasePlan:
+        return _plan(self.facts, self.piece, self.resident(knobs) and self.steps(knobs) * self.piece > _UNPACKED)
+
+    def static_bytes(self, knobs: OverGridKnobs) -> int:
+        readers = min(_READERS, knobs.ctas_per_row, knobs.threads // WARP)
+        return 4 * (self.sums + self.maxima) * (knobs.threads + readers * WARP)
+
+    def by_rows(self, knobs: OverGridKnobs) -> ByRows:
+        return ByRows(self.facts.rows, 1, knobs.ctas_per_row, outermost=self.facts.row_extents[0])
+
+    def left_bytes(self, knobs: OverGridKnobs) -> int:
+        """Memory in which CTAs leave what their lanes have come to: fewer rows need less."""
+        return 4 * _PLACES * (self.sums + self.maxima) * WARP * knobs.ctas_per_row * self.facts.rows
+
+
+@lru_cache(maxsize=256)
+def _plan(facts: RowFacts, piece: int, unpack_again: bool = False) -> PhasePlan:
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again, scratch=True)
