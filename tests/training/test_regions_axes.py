@@ -141,9 +141,9 @@ LEFT = [
     ),
     (lambda x: x.max(1), False, "max: no op makes its result of torch.int64"),
     (
-        lambda x: x - x.mean((2, 3), keepdim=True),
+        lambda x: x - x.mean((0, 2, 3), keepdim=True),
         False,
-        "mean: mean.dim reduces dimensions (2, 3); accepted: one, that",
+        "mean: mean.dim reduces dimensions (0, 2, 3); accepted: one, or neighbours",
     ),
 ]
 
