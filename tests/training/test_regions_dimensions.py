@@ -61,6 +61,17 @@ FUNCTIONS = {
     "least and most": (lambda x, w, b: x.max() - x.min(), "reduction, sub"),
 }
 
+OF_DYNAMO = {
+    "torch's instance norm": (lambda x, w, b: F.instance_norm(x), ""),
+    "torch's instance norm with weights": (
+        lambda x, w, b: F.instance_norm(x, None, None, w[:, 0, 0], b[:, 0, 0]),
+        "layernorm, mul, add",
+    ),
+    "group norm of one": (lambda x, w, b: F.silu(F.group_norm(x, 1)), "layernorm, swish"),
+    "group norm of channels": (lambda x, w, b: F.group_norm(x, C, w[:, 0, 0]), "layernorm, mul"),
+}
+"""Which other recordings have as torch's kernels."""
+
 
 def given(dtype=FULL, gradients=False, shape=(N, C, H, W)):
     """Rows of several dimensions, and weights of these."""
@@ -88,6 +99,13 @@ def test_values(name, dtype, how):
     assert check(function, given(dtype), how).program.operations.startswith(operations)
 
 
+@pytest.mark.parametrize("dtype", [FULL, HALF])
+@pytest.mark.parametrize("name", OF_DYNAMO)
+def test_what_torch_has_kernels_of_its_own_for(name, dtype):
+    function, operations = OF_DYNAMO[name]
+    assert check(function, given(dtype)).program.operations.startswith(operations)
+
+
 @pytest.mark.emulate
 @pytest.mark.parametrize("name", ["layer norm", "means of pixels", "FP8 of a tensor", "squared error"])
 def test_a_region_is_one_kernel(name, kernels):
@@ -96,12 +114,12 @@ def test_a_region_is_one_kernel(name, kernels):
 
 
 GRADED = ["layer norm", "RMSNorm", "layer norm of two", "means of pixels", "instance norm", "a unit tensor"]
-GRADED += ["largest of samples", "log-sum-exp"]
+GRADED += ["largest of samples", "log-sum-exp", "torch's instance norm", "group norm of one"]
 
 
 @pytest.mark.parametrize("name", GRADED)
 def test_gradients(name):
-    function, tensors = FUNCTIONS[name][0], given(gradients=True)
+    function, tensors = (FUNCTIONS | OF_DYNAMO)[name][0], given(gradients=True)
     module, inputs, verdicts = regions_of(function, *tensors)
     assert [why for _, why in verdicts] == [""]
     (got,), want = as_tuple(module(*inputs)), function(*tensors)
@@ -153,6 +171,15 @@ LEFT = {
         lambda x: x - x.mean((0, 2, 3), keepdim=True),
         "mean: mean.dim reduces dimensions (0, 2, 3); accepted: one, or neighbours whose extents do not vary",
     ),
+    "groups": (lambda x: F.group_norm(x, 3), "group_norm: no op computes native_group_norm.default of such arguments"),
+    "weights of channels": (
+        lambda x: F.group_norm(x, 1, x[0, :, 0, 0]),
+        "group_norm: it reads (6,) beside rows of shape (6, 4, 8); accepted: all columns, or none",
+    ),
+    "what is known of other samples": (
+        lambda x: F.instance_norm(x, x[0, :, 0, 0], x[0, :, 0, 0].abs(), use_input_stats=False),
+        "instance_norm: no op computes",
+    ),
 }
 
 
@@ -193,24 +220,51 @@ def test_columns_of_any_number_are_left(nothing_compiled):
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(cost, "DEVICE", "cpu")
+    monkeypatch.setattr(cost, "DEVICE", "meta")
 
 
-def judged(function, *shapes, dtype=HALF):
+def judged(function, *shapes):
     with torch.device("meta"):
-        graph, _ = recorded(function, [torch.empty(shape, dtype=dtype) for shape in shapes], "dynamo")
+        graph, _ = recorded(function, [torch.empty(shape, dtype=HALF) for shape in shapes], "dynamo")
     return compiled.replace_in(graph, declines=True)
 
 
-# A function, and what the operator would move more than inductor; "" where nothing stands beside it.
+def of_samples(x):
+    return F.layer_norm(x, x.shape[1:])
+
+
+LONG, SHORT = (64, 64, 32, 32), (8, 32, 32, 32)
+
+# Why the first region is left to inductor; "" where it is not.
 BESIDE = {
-    "alone": (lambda x, m: F.layer_norm(x, x.shape[1:]), ""),
-    "a product": (lambda x, m: F.layer_norm(x, x.shape[1:]) @ m, ""),
-    "elements": (lambda x, m: F.gelu(F.layer_norm(x, x.shape[1:])), ""),
-    "a weight of each channel": (lambda x, m: F.layer_norm(x, x.shape[1:]) * m[:, :1, None], "4 bytes"),
-    "another reduction of a sample": (lambda x, m: F.layer_norm(x, x.shape[1:]).flatten(1).cumsum(1), ""),
+    "alone": (of_samples, [LONG], ""),
+    "a product behind it": (lambda x, m: of_samples(x) @ m, [LONG, (32, 32)], ""),
+    "elements": (lambda x: F.gelu(of_samples(x)), [LONG], ""),
+    "a weight of each channel behind it": (lambda x, w: of_samples(x) * w, [LONG, (64, 1, 1)], "move 4 bytes"),
+    "a weight of each channel before it": (lambda x, w: of_samples(x * w), [LONG, (64, 1, 1)], "move 4 bytes"),
+    "another reduction of a sample": (lambda x: (of_samples(x), x.prod(3).prod(2)), [LONG], "move 2 bytes"),
+    "few short rows": (of_samples, [SHORT], ""),
+    "few long rows": (of_samples, [(8, 64, 32, 32)], "it has 8 rows of 65536 columns, and a kernel"),
+    "one long row": (lambda x: by_tensor(x, x, x), [LONG], "it has 1 row of 4194304 columns, and a kernel"),
+    "one short row": (lambda x: by_tensor(x, x, x), [(8, 64, 64)], ""),
+    "a number": (F.mse_loss, [(8, 64, 64)] * 2, "it makes numbers of a whole tensor: inductor's kernels move the same"),
+    "numbers of samples": (lambda x: x.pow(2).sum((1, 2, 3)), [LONG], ""),
+    "a gate": (lambda x, m: x * (x.mean((-2, -1)) @ m).sigmoid()[..., None, None], [LONG, (64, 64)], ""),
+    "channels": (lambda x, w: F.instance_norm(x, None, None, w), [LONG, (64,)], ""),
 }
 
 
-def test_neighbours():
-    pass
+@pytest.mark.parametrize("name", BESIDE)
+def test_beside_inductor(name, as_on_a_gpu):
+    function, shapes, why = BESIDE[name]
+    entry, *_ = judged(function, *shapes)
+    assert entry.is_replaced is not bool(why) and why in entry.why
+
+
+def test_rows_of_two_extents_that_vary_are_left(nothing_compiled):
+    """No view says both."""
+    x, *_ = given()
+    for dim in (0, 1):
+        torch._dynamo.mark_dynamic(x, dim)
+    (entry,) = reported(lambda x: x - x.mean((2, 3), keepdim=True), x)
+    assert entry.why.endswith("its rows are viewed with other dimensions, and several extents vary")

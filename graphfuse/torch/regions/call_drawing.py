@@ -229,10 +229,9 @@ class CallDrawing:
     def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
         """The reduction of rows. Untranslated where other dimensions are reduced."""
         reduced, axes = self.columns(value, dims), value.aligned()
-        left = [
-            (1 if d in reduced else n, axes[d]) for d, n in enumerate(value.tensor.shape) if keepdim or d not in reduced
-        ]
-        made = {"shape": torch.Size(n for n, _ in left), "dtype": dtype, "axes": tuple(axis for _, axis in left)}
+        left = [d for d in range(value.tensor.dim()) if keepdim or d not in reduced]
+        shape = torch.Size(1 if d in reduced else value.tensor.shape[d] for d in left)
+        made = {"shape": shape, "dtype": dtype, "axes": tuple(axes[d] for d in left)}
         return self.step("reduction", {"input": value}, {"mode": mode}, **made)
 
     def columns(self, value: Value, dims: object) -> Sequence[int]:

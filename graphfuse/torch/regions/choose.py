@@ -62,9 +62,9 @@ def find(
     graph: Graph, parts: Mapping[Node, int], together: bool = True, why_left: dict[Node, str] | None = None
 ) -> list[TorchRegion]:
     """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
-    along the last dimension, and along others, each kind in order. parts: by node that a region may have, the number of
-    the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of them are
-    reduced in one region. why_left: gets reductions that are in none, and why."""
+    along the last dimension, and along others or several, each kind in order. parts: by node that a region may have,
+    the number of the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of
+    them are reduced in one region. why_left: gets reductions that are in none, and why."""
     left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
