@@ -135,15 +135,15 @@ LEFT = [
     ),
     (lambda x: x.argmax(1), False, "argmax: no op computes argmax.default of such arguments"),
     (
-        lambda x: torch.nn.functional.group_norm(x, 1),
+        lambda x: torch.nn.functional.group_norm(x, 4),
         False,
         "group_norm: no op computes native_group_norm.default of such arguments, which group_norm calls",
     ),
     (lambda x: x.max(1), False, "max: no op makes its result of torch.int64"),
     (
-        lambda x: x - x.mean((2, 3), keepdim=True),
+        lambda x: x - x.mean((0, 2, 3), keepdim=True),
         False,
-        "mean: mean.dim reduces dimensions (2, 3); accepted: one, that",
+        "mean: mean.dim reduces dimensions (0, 2, 3); accepted: one, or neighbours",
     ),
 ]
 

@@ -243,7 +243,7 @@ LEFT = [
     (lambda y: by_unflatten(y, 4), "parts of 4 columns are reduced; accepted: a power of two from 8 to 1024"),
     (
         lambda y: y.unflatten(-1, (-1, 64)) / y.unflatten(-1, (-1, 64)).abs().amax(-2, keepdim=True),
-        "amax.default reduces dimensions (-2,); accepted: one, that of other reductions",
+        "amax.default reduces dimensions (-2,); accepted: those of other reductions",
     ),
 ]
 

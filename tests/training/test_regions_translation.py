@@ -43,11 +43,15 @@ REFUSED = {
     "one truth value": (lambda x: (x > 0) & x.new_ones((), dtype=torch.bool), "reads a truth value without dimensions"),
     "another dimension": (
         lambda x: x.sum(0),
-        "sum.dim_IntList reduces dimensions (0,); accepted: one, that of other reductions",
+        "sum.dim_IntList reduces dimensions (0,); accepted: those of other reductions",
     ),
     "all dimensions": (
         lambda x: x.mean((0, 1)),
-        "mean.dim reduces dimensions (0, 1); accepted: one, that of other reductions",
+        "mean.dim reduces dimensions (0, 1); accepted: those of other reductions",
+    ),
+    "dimensions apart": (
+        lambda x: x[None].mean((0, 2)),
+        "mean.dim reduces dimensions (0, 2); accepted: one, or neighbours whose extents do not vary",
     ),
     "elements rounded first": (lambda x: (x * 2).float().sum(-1, dtype=HALF), "sum.dim_IntList of torch.float32 to"),
     "transposed": (lambda x: (x * 2).t(), "no op computes t.default"),

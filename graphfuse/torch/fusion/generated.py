@@ -77,12 +77,13 @@ def rate_of_dropout(node: Node) -> object:
     return given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0
 
 
-def is_of_rows(node: Node, operand: Node) -> bool:
-    """True if what a node makes of an operand has its leading extents: elements or reductions of its rows."""
+def is_of_rows(node: Node, operand: Node, columns: int = 1) -> bool:
+    """True if what a node makes of an operand has its leading extents: elements or reductions of its rows. columns: how
+    many dimensions rows lie along."""
     made, read = value(node), value(operand)
     if made is None or read is None:
         return True
-    leading = read.shape[:-1]
+    leading = read.shape[:-columns]
     return made.dim() >= len(leading) and all(map(same, made.shape, leading))
 
 

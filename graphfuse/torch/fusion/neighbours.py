@@ -60,14 +60,15 @@ class Crossing:
 @dataclass(frozen=True, eq=False)
 class TakenNodes:
     """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
-    that have what it is given, and read: those of them that are not small beside the largest. own: nodes that it
-    takes the place of. is_training: whether its results have gradients."""
+    that have what it is given, and read: those of them that are not small beside the largest. own: nodes that it takes
+    the place of. is_training: whether its results have gradients. columns: how many dimensions rows lie along."""
 
     made: tuple[Node, ...]
     needed: tuple[Node, ...]
     read: tuple[Node, ...]
     own: frozenset[Node]
     is_training: bool
+    columns: int = 1
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
@@ -125,7 +126,7 @@ class TakenNodes:
                 fused.append(user)
             elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
                 kept.append(user)
-            elif is_as_large(given, self._largest) and generated.is_of_rows(user, given):
+            elif is_as_large(given, self._largest) and generated.is_of_rows(user, given, self.columns):
                 fused.append(user)
             else:
                 recomputed.append(user)

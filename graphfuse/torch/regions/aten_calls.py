@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, same, several, told, writes
+from graphfuse.torch.regions.own_kernels import SPELLED
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ def calls_of(
             if node.op == "call_method":
                 made = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
-                made = node.target(*args, **kwargs)
+                made = SPELLED.get(node.target, node.target)(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
     return (calls.found, made) if _are_alike(made, recorded(node)) else None

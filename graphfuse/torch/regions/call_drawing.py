@@ -18,6 +18,7 @@ from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import called, same
 from graphfuse.torch.regions.aten_calls import Call
+from graphfuse.torch.regions.columns import Columns
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
@@ -86,8 +87,7 @@ class OwnedStep:
 
 
 class CallDrawing:
-    """Steps of one call. axis: that which rows lie along, counted from the last; 0 for parts of rows, which have an
-    axis more. reduced: gets the axis that a node reduces."""
+    """Steps of one call. columns: those of rows, or of parts of rows. reduced: gets the columns that a node reduces."""
 
     def __init__(
         self,
@@ -95,13 +95,12 @@ class CallDrawing:
         node: Node,
         call: Call,
         known: dict[int, Value],
-        axis: int,
-        reduced: dict[Node, int],
+        columns: Columns,
+        reduced: dict[Node, Columns],
     ):
         self.steps, self.node, self.call, self.known = steps, node, call, known
-        self._axis, self._reduced = axis, reduced
-        self.end = max(axis, -1) + 1
-        """The axis behind the last."""
+        self._columns, self._reduced = columns, reduced
+        self.end = columns.end
 
     def __getitem__(self, name: str) -> object:
         """An argument of the call: a value, a number that was made a tensor, or what was given."""
@@ -228,26 +227,25 @@ class CallDrawing:
         return self.step(op, inputs, shape=shape, dtype=torch.bool if op in TO_BOOL else torch.float32)
 
     def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
-        """The reduction of rows. Untranslated where other dimensions are reduced, or more."""
-        dim = self.columns(value, dims)
-        kept, axes = [*value.tensor.shape], [*value.aligned()]
-        kept[dim : dim + 1] = [1] * keepdim
-        axes[dim : dim + 1] = axes[dim : dim + 1] * keepdim
-        made = {"shape": torch.Size(kept), "dtype": dtype, "axes": (*axes,)}
+        """The reduction of rows. Untranslated where other dimensions are reduced."""
+        reduced, axes = self.columns(value, dims), value.aligned()
+        left = [d for d in range(value.tensor.dim()) if keepdim or d not in reduced]
+        shape = torch.Size(1 if d in reduced else value.tensor.shape[d] for d in left)
+        made = {"shape": shape, "dtype": dtype, "axes": tuple(axes[d] for d in left)}
         return self.step("reduction", {"input": value}, {"mode": mode}, **made)
 
-    def columns(self, value: Value, dims: object) -> int:
-        """Number of the dimension that is reduced. Untranslated where it is not that of the columns, or not the only
-        one."""
-        rank = value.tensor.dim()
+    def columns(self, value: Value, dims: object) -> Sequence[int]:
+        """Numbers of the dimensions that are reduced. Untranslated where they are not those of the columns."""
+        rank, axes = value.tensor.dim(), value.aligned()
         found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
-        if len(found) == 1 and rank:
-            self._reduced[self.node] = value.aligned()[found[0]]
-        if len(found) != 1 or not rank or value.aligned()[found[0]] != self._axis:
-            raise Untranslated(
-                f"{self.call.name} reduces dimensions {tuple(found)}; accepted: one, that of other reductions"
-            )
-        return found[0] % rank
+        columns = Columns.of({axes[d]: value.tensor.shape[d] for d in found}) if rank else None
+        what = f"{self.call.name} reduces dimensions {tuple(found)}; accepted:"
+        if columns is None:
+            raise Untranslated(f"{what} one, or neighbours whose extents do not vary")
+        self._reduced[self.node] = columns
+        if columns != self._columns:
+            raise Untranslated(f"{what} those of other reductions")
+        return sorted(d % rank for d in found)
 
 
 def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:

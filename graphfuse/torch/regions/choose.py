@@ -21,6 +21,7 @@ from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
+from graphfuse.torch.regions.columns import APART, COLUMNS, Columns
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
@@ -38,9 +39,11 @@ class TorchRegion:
     nodes: those that it takes the place of, in order.
     inputs: the nodes that have what it reads, in the program's order.
     outputs: those that have what it makes.
-    tensors: of each input and then of each output, what it has; in groups where the program's rows are these.
+    tensors: of each input and then of each output, what it has; in groups where the program's rows are these, and with
+    one dimension where rows lie along several.
     orders: the dimensions of these tensors in the order in which the program has them.
     moved: bytes, in words.
+    columns: the dimensions that rows lie along.
     apart: why it reduces parts of rows alone, where rows are reduced before or behind; "" where nothing is in the way.
     """
 
@@ -51,6 +54,7 @@ class TorchRegion:
     tensors: tuple[torch.Tensor, ...]
     orders: tuple[tuple[int, ...], ...]
     moved: str
+    columns: Columns = COLUMNS
     apart: str = ""
 
 
@@ -58,9 +62,9 @@ def find(
     graph: Graph, parts: Mapping[Node, int], together: bool = True, why_left: dict[Node, str] | None = None
 ) -> list[TorchRegion]:
     """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
-    along the last dimension, and along others, each kind in order. parts: by node that a region may have, the number of
-    the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of them are
-    reduced in one region. why_left: gets reductions that are in none, and why."""
+    along the last dimension, and along others or several, each kind in order. parts: by node that a region may have,
+    the number of the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of
+    them are reduced in one region. why_left: gets reductions that are in none, and why."""
     left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
@@ -74,24 +78,24 @@ def find(
     for one in groups(graph, left):
         inside = one.inside(graph)
         if together and len({node in inside for node in left if generated.is_reduction(node) or turned(node)}) > 1:
-            of_rows = TranslatedGraph(-1, one, inside, of_rows=True)
+            of_rows = TranslatedGraph(COLUMNS, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
         if one.is_flat:  # which are rows as they are
             continue
-        regions = regions_of(TranslatedGraph(-1, one, inside), behind_whole_rows(graph, inside))
+        regions = regions_of(TranslatedGraph(COLUMNS, one, inside), behind_whole_rows(graph, inside))
         take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
-    along = {-1: TranslatedGraph()}
-    take(regions_of(along[-1]))
-    reduced = along[-1].reduced
-    for axis in sorted({*reduced.values()} - {-1}):
-        along[axis] = TranslatedGraph(axis)
-        take(regions_of(along[axis]))
+    along = {COLUMNS: TranslatedGraph()}
+    take(regions_of(along[COLUMNS]))
+    reduced = along[COLUMNS].reduced
+    for columns in sorted({*reduced.values()} - {COLUMNS}):
+        along[columns] = TranslatedGraph(columns)
+        take(regions_of(along[columns]))
     if why_left is not None:
         reductions = [node for node in graph.nodes if node in left and generated.is_reduction(node)]
         # Sums of all elements, as of losses, reduce no rows.
         reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
-        whys = {node: along[reduced.get(node, -1)].why_left(node) for node in reductions}
+        whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}
         why_left |= {node: why for node, why in whys.items() if why}
     said = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
     return [replace(region, apart=why) for region, why in zip(found, said, strict=True)]
@@ -325,17 +329,21 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        axis, part = translation.axis, translation.part
-        tensors_made = [translation.recorded(node) for node in made.values()]
-        pairs = [*zip(made.values(), tensors_made, strict=True)]
-        results = [SeenTensor.of(t, translation.values[node].axes, axis, part(node)) for node, t in pairs]
+        part, columns_of = translation.part, translation.columns
+        views = {key: columns_of().joined(value.tensor, key[1]) for key, value in read.items()}
+        views_made = [
+            columns_of().joined(translation.recorded(node), translation.values[node].axes) for node in made.values()
+        ]
+        if None in views.values() or None in views_made:
+            translation.declined |= {step.owner: f"tensors of its rows {APART}" for step in steps}
+            return None
+        pairs = [(*view, columns_of(n), n) for view, n in zip(views_made, map(part, made.values()), strict=True)]
+        results = [SeenTensor.of(*one) for one in pairs]
         largest = max(results, key=lambda seen: len(seen.axes))
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
-        results = [SeenTensor.of(t, translation.values[node].axes, axis, part(node), places) for node, t in pairs]
-        tensors = {
-            key: SeenTensor.of(value.tensor, key[1], axis, translation.part_read(key[0], value), places)
-            for key, value in read.items()
-        }
+        results = [SeenTensor.of(*one, places) for one in pairs]
+        parts_read = {key: translation.part_read(key[0], value) for key, value in read.items()}
+        tensors = {key: SeenTensor.of(*views[key], columns_of(n), n, places) for key, n in parts_read.items()}
         extents = SharedExtents((*tensors.values(), *results), translation.parts)
         for seen in tensors.values():
             extents.add(seen)
@@ -380,7 +388,7 @@ class _Assembled:
             region = "nothing that it reads has all rows and columns"
         elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows that may turn out to be empty
             region = "the extent of its rows shows at run time alone"
-        elif translation.axis != -1 and not any(one.extents.whole for one in program.outputs):
+        elif columns_of().axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
             region = (
                 "it makes a number a row, along another dimension than the last: inductor's loop moves the same bytes"
             )
@@ -389,8 +397,8 @@ class _Assembled:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
-            held = (*(read[key].tensor for key in order), *tensors_made)
-            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved)
+            held = tuple(t for t, _ in (*(views[key] for key in order), *views_made))
+            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved, columns_of())
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 

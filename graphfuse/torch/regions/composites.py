@@ -161,7 +161,7 @@ def _reduced(mode: str, d: CallDrawing) -> Value:
     x, arguments = d["self"], d.call.arguments
     if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
         raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
-    return d.reduced(mode, x, arguments["dim"], bool(arguments.get("keepdim")), d.out.dtype)
+    return d.reduced(mode, x, arguments.get("dim"), bool(arguments.get("keepdim")), d.out.dtype)
 
 
 def _extreme(mode: str, d: CallDrawing) -> Value:
@@ -180,6 +180,18 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
 
+def _squared_error(d: CallDrawing) -> Value:
+    """Of each element, or their mean or sum, all rounded as torch does."""
+    shape, mode = torch.broadcast_shapes(d["self"].shape, d["target"].shape), d["reduction"]
+    apart = d.step("sub", {"a": d["self"], "b": d["target"]}, shape=shape)
+    squares = d.step("mul", {"a": apart, "b": apart}, shape=shape)
+    return d.reduced(_OF_LOSSES[mode], squares, None, False, d.out.dtype) if mode else squares
+
+
+_OF_LOSSES = {1: "AVG", 2: "ADD"}
+"""Modes by the numbers that torch has for means and sums of losses."""
+
+
 def _length(d: CallDrawing) -> Value:
     modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
     if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
@@ -190,7 +202,7 @@ def _length(d: CallDrawing) -> Value:
 def _centred(d: CallDrawing) -> tuple[Value, float]:
     """Rows less their mean, and by how many their squares are divided for a variance."""
     x, correction = d["self"], 1 if d["correction"] is None else d["correction"]
-    columns = x.tensor.shape[d.columns(x, d["dim"])]
+    columns = math.prod(x.tensor.shape[n] for n in d.columns(x, d["dim"]))
     if not isinstance(columns, int) or not isinstance(correction, int | float) or columns <= correction:
         raise Untranslated("the variance of rows of an extent that varies")
     return d.between("sub", a=x, b=d.reduced("AVG", x, d["dim"], True, torch.float32)), columns - correction
@@ -241,14 +253,14 @@ def _of_rows(op: str, d: CallDrawing) -> Value:
 
 def _logsumexp(d: CallDrawing) -> Value:
     x = d["self"]
-    axes, dim = x.aligned(), d.columns(x, d["dim"])
-    left = axes if d["keepdim"] else (*axes[:dim], *axes[dim + 1 :])
+    axes, reduced = x.aligned(), d.columns(x, d["dim"])
+    left = axes if d["keepdim"] else tuple(axis for n, axis in enumerate(axes) if n not in reduced)
     return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=left)
 
 
 def _cross_entropy(d: CallDrawing) -> Value:
     x = d["input"]
-    rows = x.aligned()[: d.columns(x, -1)]
+    rows = x.aligned()[: d.columns(x, -1)[0]]
     read = (v for one in (x.step.upstream() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
     if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
         raise Untranslated("it reads targets without a dimension that its logits had before")
@@ -268,9 +280,9 @@ def _rms_norm(d: CallDrawing) -> Value:
 
 def _norm(d: CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
     x = d["input"]
-    if len(shape) != 1 or x.once is not None:
-        raise Untranslated(f"{d.call.name} of rows of shape {tuple(shape)}; accepted: one dimension")
-    d.columns(x, -1)
+    if x.once is not None:
+        raise Untranslated(f"{d.call.name} of what is repeated")
+    d.columns(x, range(-len(shape), 0))
     given = {name: v for name, v in vectors.items() if v is not None}
     eps = float(eps) if isinstance(eps, torch.SymFloat) and eps.node.has_hint() else eps
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
@@ -293,10 +305,11 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
     "hardtanh.default": lambda d: _limited(d, d["min_val"], d["max_val"]),
-    "mean.dim": partial(_reduced, "AVG"),
-    "sum.dim_IntList": partial(_reduced, "ADD"),
-    "amax.default": partial(_reduced, "MAX"),
-    "amin.default": partial(_reduced, "MIN"),
+    **dict.fromkeys(("mean.dim", "mean.default"), partial(_reduced, "AVG")),
+    **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
+    **dict.fromkeys(("amax.default", "max.default"), partial(_reduced, "MAX")),
+    **dict.fromkeys(("amin.default", "min.default"), partial(_reduced, "MIN")),
+    "mse_loss.default": _squared_error,
     "max.dim": partial(_extreme, "MAX"),
     "min.dim": partial(_extreme, "MIN"),
     "linalg_vector_norm.default": _length,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.device import Device
-from graphfuse.base.wording import with_article
+from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
@@ -115,6 +116,9 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
         if region.program.follows and is_training:
             others[key] = _UNMEASURED
             continue
+        if why := _spread(region):
+            others[key] = why
+            continue
         if any(map(over_ranks.summed, region.inputs)):
             continue  # inductor's kernels read no memory of other ranks
         if any(step.op == "turn_pairs" for step in region.program.steps):
@@ -125,6 +129,29 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
         behind = cost.SUMMED if summed else f"inductor is as good ({worse})"
         judged.append(Judged(key, taken(region), cost.saved(cases) - summed, behind))
     return cost.declined(judged) | others
+
+
+def _spread(region: TorchRegion) -> str:
+    """Why a region is left whose rows inductor spreads over more of a GPU than kernels do; "" for others."""
+    *rows, columns = _extents(region, region.tensors[0].shape)
+    count = math.prod(rows)
+    if count < _ROWS and columns > _COLUMNS and _is_training(region):
+        return (
+            f"it has {counted(count, 'row')} of {columns} columns, whose gradients have few multiprocessors; "
+            f"accepted: {_ROWS} rows or more, or {_COLUMNS} columns or fewer"
+        )
+    if not rows and not any(one.extents.whole for one in region.program.outputs):
+        return "it makes numbers of a whole tensor: inductor's kernels move the same bytes"
+    return ""
+
+
+def _extents(region: TorchRegion, of: Sequence[object]) -> Shape:
+    """Extents or strides of what a region reads first, in the order of its program."""
+    return tuple(hint(of[d]) for d in region.orders[0])
+
+
+_ROWS, _COLUMNS = 16, 2**15
+"""Rows of more columns, if they are fewer, leave most of a GPU idle."""
 
 
 def _cases(region: TorchRegion) -> list[MeasuredCase]:
@@ -151,8 +178,8 @@ def _untrainable(region: TorchRegion) -> str:
     made = zip(region.program.outputs, region.outputs, strict=True)
     if zeros := [node for one, node in made if one not in graphs.graded and told(node).requires_grad]:
         return f"the gradients of {generated.title(zeros[0])} are zeros, which torch makes and a region does not"
-    first, order = region.tensors[0], region.orders[0]
-    rows, strides = (tuple(hint(of[d]) for d in order) for of in (first.shape, first.stride()))
+    first = region.tensors[0]
+    rows, strides = _extents(region, first.shape), _extents(region, first.stride())
     flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)
     return _why_untrainable(graphs, rows, strides, flags, device_of(first.device))
 
@@ -171,4 +198,5 @@ def taken(region: TorchRegion) -> TakenNodes:
     made = tuple(sorted(region.outputs, key=elements, reverse=True))
     most = largest((*region.inputs, *made))
     read = tuple(node for node in region.inputs if not is_small(node, most)) or region.inputs[:1]
-    return TakenNodes(made, region.inputs, read, frozenset(region.nodes), _is_training(region))
+    columns = len(region.columns.axes)
+    return TakenNodes(made, region.inputs, read, frozenset(region.nodes), _is_training(region), columns)

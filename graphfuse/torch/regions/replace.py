@@ -48,7 +48,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     asked = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
     back = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
     if any(view.is_unknown(told(node), viewed) for node, view, viewed in (*asked, *back)):
-        return "parts of its rows are rows, and several extents vary"
+        return "its rows are viewed with other dimensions, and several extents vary"
     with graph.inserting_before(place):
         given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
         call = graph.call_function(operator_of, (given, region.program.text))
@@ -73,7 +73,8 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Layout that a program sees a tensor in: in groups, if `tensor` is, and with dimensions in an order."""
+    """Layout that a program sees a tensor in: in groups, or with several dimensions as one, if `tensor` is, and with
+    dimensions in an order."""
 
     tensor: torch.Tensor
     order: tuple[int, ...]
@@ -81,7 +82,7 @@ class Arrangement:
     def of(self, t: torch.Tensor) -> torch.Tensor:
         """The view of a tensor."""
         with torch.no_grad():
-            t = t.view(self.tensor.shape) if self._is_grouped(t) else t
+            t = t.view(self.tensor.shape) if self._is_viewed(t) else t
             return t.permute(*self.order) if [*self.order] != sorted(self.order) else t
 
     @property
@@ -90,20 +91,20 @@ class Arrangement:
 
     def is_unknown(self, t: torch.Tensor, viewed: torch.Tensor) -> bool:
         """True if no graph can have the view of a tensor, or the way back: to `viewed`, of several unknown extents."""
-        return self._is_grouped(t) and _known(viewed).count(-1) > 1
+        return self._is_viewed(t) and _known(viewed).count(-1) > 1
 
     def put(self, graph: Graph, node: Node) -> Node:
         """The view of a node."""
-        if self._is_grouped(told(node)):
+        if self._is_viewed(told(node)):
             node = put(graph, torch.ops.aten.view.default, node, _known(self.tensor))
         return permuted(graph, node, self.order)
 
     def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
         """A node that has the view as the tensor is that it is of."""
         node = _restored(graph, node, self.order)
-        return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_grouped(like) else node
+        return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_viewed(like) else node
 
-    def _is_grouped(self, t: torch.Tensor) -> bool:
+    def _is_viewed(self, t: torch.Tensor) -> bool:
         return t.dim() != self.tensor.dim()
 
 

@@ -9,6 +9,7 @@ import torch
 
 from graphfuse.base.dtypes import from_foreign
 from graphfuse.torch.fusion.meaning import hint, same
+from graphfuse.torch.regions.columns import Columns
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.program import RowExtents
 
@@ -27,12 +28,10 @@ class SeenTensor:
 
     @staticmethod
     def of(
-        t: torch.Tensor, axes: Sequence[int], columns: int, part: int, places: Mapping[int, int] | None = None
+        t: torch.Tensor, axes: Sequence[int], columns: Columns, part: int, places: Mapping[int, int] | None = None
     ) -> SeenTensor:
-        """columns: the axis that becomes the last. places: of axes that become others."""
-        columns = 0 if part else columns
-        moved = [-1 if axis == columns else axis - (part > 0 or axis > columns) for axis in axes]
-        moved = [(places or {}).get(axis, axis) for axis in moved]
+        """columns: what becomes the last axis. places: of axes that become others."""
+        moved = [(places or {}).get(axis, axis) for axis in map(columns.place, axes)]
         order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
         in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
         return SeenTensor(*in_order, order, from_foreign(t.dtype).name, part)

@@ -17,6 +17,7 @@ from graphfuse.torch.fusion.meaning import hint, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.aten_calls import Call, calls_of
 from graphfuse.torch.regions.call_drawing import AlongAnother, CallDrawing, OwnedStep, Untranslated, Value
+from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, Columns
 from graphfuse.torch.regions.composites import COMPOSITES
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.turned import turned_within
@@ -30,16 +31,20 @@ class TranslatedGraph:
     unread: nodes that nobody reads, and which are left as they are. in_memory: nodes that translate, and readers that
     read what they have made.
 
-    axis: that which rows lie along, counted from the last of the largest tensor. reduced: the axis that a node reduces.
+    columns: those of rows. reduced: the columns that a node reduces.
     groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
     they had it. Where rows remain rows, `of_rows`, they are translated as they are: nodes inside have the parts' number
     along axis -1, which is that of the columns elsewhere, and columns of parts along axis 0.
     """
 
     def __init__(
-        self, axis: int = -1, groups: Groups | None = None, inside: Container[Node] = (), of_rows: bool = False
+        self,
+        columns: Columns = COLUMNS,
+        groups: Groups | None = None,
+        inside: Container[Node] = (),
+        of_rows: bool = False,
     ) -> None:
-        self.axis, self.reduced = axis, dict[Node, int]()
+        self._columns, self.reduced = columns, dict[Node, Columns]()
         self.parts = groups if of_rows else None
         self._groups, self._inside = groups, inside
         self._undivided: dict[int, Node] = {}
@@ -72,6 +77,10 @@ class TranslatedGraph:
     def why_left(self, node: Node) -> str:
         """Why no region has a node; "" for one that nobody reads."""
         return self.declined.get(node, _DECLINED) if node in self.values else self.why.get(node, "")
+
+    def columns(self, part: int = 0) -> Columns:
+        """Columns of rows; of parts of rows, if what is asked about has such."""
+        return PARTS if part else self._columns
 
     def part(self, node: Node) -> int:
         """Columns of a part of a row, which nodes have that are computed of these; 0 for other nodes."""
@@ -186,17 +195,29 @@ class TranslatedGraph:
                 yield t, one if one is not None else self._read(t, reader)
 
     def _check_leaves(self, node: Node, steps: Sequence[OwnedStep]) -> None:
-        """Untranslated where steps read a tensor that is no node's, or beside parts of rows one of fewer dimensions."""
-        read = [v for step in steps for v in step.inputs.values() if isinstance(v, Value) and v.step is None]
+        """Untranslated where steps read a tensor that is no node's, some columns of rows of several dimensions, or
+        beside parts of rows one of fewer dimensions."""
+        values = [v for step in steps for v in step.inputs.values() if isinstance(v, Value)]
+        for v in values:
+            self._check_columns(v)
+        read = [v for v in values if v.step is None]
         if any(id(v.tensor) not in self.node_of for v in read):
             raise Untranslated("it reads a tensor that is no node's")
-        most = max((v.tensor.dim() for step in steps for v in step.inputs.values() if isinstance(v, Value)), default=0)
+        most = max((v.tensor.dim() for v in values), default=0)
         apart = (v for v in read if self.part(node) and id(v.tensor) not in self._undivided)
         if any(0 < v.tensor.dim() < most for v in apart):
             raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
 
+    def _check_columns(self, v: Value) -> None:
+        shape = tuple(v.shape)
+        if not self._columns.fit(shape, v.aligned()):
+            extents = self._columns.extents
+            raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
+        if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
+            raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
+
     def _call(self, node: Node, call: Call, known: dict[int, Value]) -> None:
-        drawing = CallDrawing(self.steps, node, call, known, 0 if self.part(node) else self.axis, self.reduced)
+        drawing = CallDrawing(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
         draw = COMPOSITES.get(call.name)
         made = draw(drawing) if draw else drawing.by_table()
         known |= zip(map(id, call.results), several(made), strict=False)

@@ -1,0 +1,66 @@
+"""Dimensions that rows lie along: one, or several that programs see as one, as the channels and pixels of an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphfuse.torch.fusion.meaning import same
+
+
+@dataclass(frozen=True, order=True)
+class Columns:
+    """Axes of a graph, counted from the last of the largest tensor, in order. extents: of each, where there are
+    several; those of one may vary."""
+
+    axes: tuple[int, ...] = (-1,)
+    extents: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(extents: Mapping[int, object]) -> Columns | None:
+        """Columns by their axes; None where these are no neighbours, or several of which an extent varies."""
+        first, *others = axes = tuple(sorted(extents))
+        if not others:
+            return Columns(axes)
+        found = tuple(n for axis in axes if isinstance(n := extents[axis], int))
+        return Columns(axes, found) if axes == tuple(range(first, first + len(found))) else None
+
+    @property
+    def end(self) -> int:
+        """The axis behind the last of the graph."""
+        return max(self.axes[-1], -1) + 1
+
+    def place(self, axis: int) -> int:
+        """The axis of a program, of which the last has the columns."""
+        if axis in self.axes:
+            return -1
+        return axis - self.end + (len(self.axes) - 1 if axis < self.axes[0] else -1)
+
+    def fit(self, shape: Sequence[object], axes: Sequence[int]) -> bool:
+        """True for a shape that has all columns, or one for all of them."""
+        found = dict(zip(axes, shape, strict=False))
+        here = [found.get(axis, 1) for axis in self.axes]
+        return not self.extents or all(map(same, here, self.extents)) or all(same(n, 1) for n in here)
+
+    def joined(self, t: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+        """A tensor as programs see it, whose columns are one dimension, and its axes; None where no view has it so, or
+        one whose elements are no neighbours."""
+        dims = [d for d, axis in enumerate(axes) if axis in self.axes]
+        if not self.extents or len(dims) < 2:
+            return t, tuple(axes)
+        first, last = dims[0], dims[-1]
+        if tuple(axes[first : last + 1]) != self.axes[-len(dims) :]:
+            return None
+        wide = [d for d in dims if not same(t.shape[d], 1)]
+        if not all(same(t.stride(d), math.prod(t.shape[d + 1 : last + 1])) for d in wide):
+            return None
+        with torch.no_grad():
+            return t.flatten(first, last), (*axes[:first], self.axes[-1], *axes[last + 1 :])
+
+
+APART = "do not lie in memory as one dimension"
+COLUMNS, PARTS = Columns(), Columns((0,))
+"""Those of rows along the last dimension, and those of parts of such rows, which have an axis more."""
