@@ -8,10 +8,11 @@ the text.
 from collections.abc import Iterator
 
 from graphfuse.base import settings
-from graphfuse.codegen import addresses, elements, parameters, per_row, phases, ranks, stores, sums
+from graphfuse.codegen import addresses, declared, elements, parameters, per_row, phases, ranks, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan, is_narrow
+from graphfuse.ops import OPS
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Pick
 
@@ -19,6 +20,8 @@ from graphfuse.rows.steps import Pick
 def headers(program: RowProgram) -> Iterator[str]:
     """Headers that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
     yield from stores.headers(program)
+    forms = (OPS[step.op_name].cuda or "" for step in program.steps if step.op_name in OPS)
+    yield from sorted({name for form in forms for name in declared.headers(form)})
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
     if any(isinstance(step, Pick) for step in program.steps):

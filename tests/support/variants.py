@@ -176,6 +176,14 @@ _OPS_THAT_JUMP = (
     Op("ceil", (0,)),
     Op("mul", (0, -1)),
 )
+_OPS_OF_C = (
+    Op("mul", (0, -1)),
+    Op("exp2", (0,)),
+    Op("log2", (0,)),
+    Op("trunc", (0,)),
+    Op("add", (0, -1)),
+    Op("round", (0,)),
+)
 
 
 def _types() -> Iterator[tuple[str, Variant]]:
@@ -312,6 +320,7 @@ FORWARD: dict[str, Variant] = {
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),
     "smooth ops": Variant(Norm(1, 1024, FLOAT, output=FLOAT, factor="device", chain=_SMOOTH_OPS)),
     "ops that jump": Variant(Norm(1, 1024, factor="device", chain=_OPS_THAT_JUMP)),
+    "ops of C": Variant(Norm(1, 1024, factor="device", chain=_OPS_OF_C)),
     "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
     "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
     "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),
