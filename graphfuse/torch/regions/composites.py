@@ -9,9 +9,18 @@ from functools import cache, partial
 
 import torch
 
+from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import same, several, told
-from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value, rounded_number
+from graphfuse.torch.regions.call_drawing import (
+    FP8,
+    SMALL_INTEGERS,
+    TO_BOOL,
+    CallDrawing,
+    Untranslated,
+    Value,
+    rounded_number,
+)
 from graphfuse.torch.regions.turned import turned
 
 WIDEST, MULTIPLE = 512, 16
@@ -96,7 +105,36 @@ def _cast(d: CallDrawing) -> Value:
         if not _saturates(d.out.dtype):
             beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=FP8[d.out.dtype])
             x = d.between("binary_select", input0=math.nan, input1=x, mask=beyond)
+    if d.out.dtype in SMALL_INTEGERS:
+        if x.tensor.dtype in SMALL_INTEGERS:
+            raise Untranslated(f"a cast of {x.tensor.dtype} to {d.out.dtype}")
+        # torch leaves open what becomes of numbers beyond the type, which kernels take to its ends.
+        x = x if _is_whole(x) else d.between("trunc", input=x)
     return d.step("identity", {"input": x})
+
+
+def _is_whole(value: Value) -> bool:
+    """True if a value is known to have whole numbers alone."""
+    of: list[object] = [value]
+    for one in of:  # to which those are added that it is made of
+        step = one.step if isinstance(one, Value) else None
+        if step is None:
+            known = not one.tensor.is_floating_point() if isinstance(one, Value) else float(one).is_integer()
+        elif known := step.op in _WHOLE:
+            continue
+        else:
+            read = [step.inputs[port] for port in _STAY_WHOLE.get(step.op, OPS[step.op].chooses)]
+            of += [v for v in read if v not in of]
+            known = bool(read)
+        if not known:
+            return False
+    return True
+
+
+_WHOLE = frozenset({"round", "trunc", "ceil", "floor", "gen_index", *TO_BOOL})
+"""Ops that make whole numbers."""
+_STAY_WHOLE = dict.fromkeys(("add", "sub", "mul"), ("a", "b"))
+"""Ports of ops that make whole numbers of such, beside ops that choose."""
 
 
 @cache
