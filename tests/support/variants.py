@@ -29,7 +29,7 @@ from support.channels import Channels
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 from support.losses import INT32, INT64, CrossEntropy, Window
-from support.quantized import E8M0, Quantized
+from support.quantized import E8M0, INT8, Quantized
 from support.row_functions import KINDS, RowFunction
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
@@ -246,6 +246,7 @@ def _groups() -> Iterator[tuple[str, Variant]]:
             problem = Quantized(1, 512, of, 128, x, element, FLOAT, (i + j) % 2 == 0, beside)
             yield f"groups of {x.name} {of}", Variant(problem)
         yield f"rows of {of}", Variant(Quantized(1, 640, of, None, beside=BF16 if of == "norm" else None))
+        yield f"rows of {of} to int8", Variant(Quantized(1, 768, of, None, _FLOATS[i], INT8))
 
 
 def _lanes() -> Iterator[tuple[str, Variant]]:
