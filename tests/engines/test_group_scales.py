@@ -1,5 +1,5 @@
-"""FP8 and INT8 with scales of their own, of a norm, of SiLU times a tensor and of what is read: one kernel each, bit for
-bit what the value before quantization says, with any knobs; bugs planted into it are found."""
+"""FP8 and INT8 with scales of their own, of a norm, of SiLU times a tensor and of what is read: one kernel each, bit
+for bit what the value before quantization says, with any knobs; bugs planted into it are found."""
 
 import numpy as np
 import pytest
