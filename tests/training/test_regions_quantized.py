@@ -56,6 +56,40 @@ def uint8(x):
     return codes, scale, zero.to(torch.uint8)
 
 
+def affine(x, symmetric):
+    """As torchao has it: limits beside tensors of zeros, the inverse of scales, zero points in integers."""
+    low, high = x.amin([-1]), x.amax([-1])
+    low, high = torch.min(low, torch.zeros_like(low)), torch.max(high, torch.zeros_like(high))
+    if symmetric:
+        scale = torch.clamp(torch.max(-low, high) / 127.5, min=torch.finfo(FULL).eps)
+        zero = torch.full_like(scale, 0)
+    else:
+        scale = torch.clamp((high - low) / 255, min=torch.finfo(FULL).eps)
+        zero = torch.clamp(-128 - torch.round(low / scale), -128, 127)
+    zero, scale = zero.to(torch.int8), scale.to(FULL)
+    codes = torch.round(x * (1.0 / scale.unsqueeze(-1))) + zero.unsqueeze(-1)
+    return torch.clamp(codes, -128, 127).to(torch.int8), scale, *([] if symmetric else [zero])
+
+
+def affine_symmetric(x):
+    return affine(x, symmetric=True)
+
+
+def affine_with_zero_points(x):
+    return affine(x, symmetric=False)
+
+
+def fp8_again(x):
+    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    return ((x.float() / scale).to(FP8).float() * scale).to(x.dtype)
+
+
+def by_method(x):
+    """As BitNet has it."""
+    scale = 127.0 / x.abs().max(dim=-1, keepdim=True).values.clamp_(min=1e-5)
+    return (x * scale).round().clamp_(-128, 127).char(), scale
+
+
 def again(x):
     """What a reader of the integers gets."""
     codes, scale = int8(x)
@@ -86,7 +120,19 @@ def by_blocks(x):
     return codes.view(x.shape), scale.squeeze(-1)
 
 
-ROWS = [int8, int8_narrow, int8_without_limits, uint8, again, multiplied, by_power_of_two]
+ROWS = [
+    int8,
+    int8_narrow,
+    int8_without_limits,
+    by_method,
+    uint8,
+    affine_symmetric,
+    affine_with_zero_points,
+    again,
+    fp8_again,
+    multiplied,
+    by_power_of_two,
+]
 
 
 def given(dtype=HALF, shape=(5, C)):

@@ -21,7 +21,7 @@ _MEANINGS = {
     "div": "div divide truediv true_divide itruediv",
     "length": "linalg_vector_norm vector_norm norm",
     "clamp_min": "clamp_min clip clamp",
-    "cast": "to float half bfloat16 double type type_as _to_copy convert_element_type",
+    "cast": "to float half bfloat16 double char byte type type_as _to_copy convert_element_type",
     "same": "contiguous clone alias",
     "view": "view reshape _unsafe_view view_as reshape_as unsqueeze squeeze flatten unflatten getitem",
     "cat": "cat concat concatenate",

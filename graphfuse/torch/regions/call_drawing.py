@@ -25,7 +25,7 @@ COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 FP8 = {torch.float8_e4m3fn: 464.0}
 """Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
 SMALL_INTEGERS = frozenset({torch.int8, torch.uint8})
-"""Types that casts make, and what computes floats reads: these have all of their numbers."""
+"""Types that casts make, and what computes floats reads, FP8, too: these have all of their numbers."""
 _DECLARED = frozenset({*ROUNDED, *FP8, *SMALL_INTEGERS})
 TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
@@ -179,7 +179,7 @@ class CallDrawing:
             raise Untranslated(f"{self.call.name} makes {dtype}")
         widens = OPS[op].pointwise and (dtype.is_floating_point or op == "identity")
         for port, value in ((port, v) for port, v in inputs.items() if isinstance(v, Value)):
-            accepted = COMPUTED | SMALL_INTEGERS if widens else COMPUTED
+            accepted = COMPUTED | SMALL_INTEGERS | FP8.keys() if widens else COMPUTED
             if value.tensor.dtype not in (INTEGERS if (op, port) in _OF_INTEGERS else accepted):
                 raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
             if value.step is None and value.tensor.dtype is torch.bool and not value.tensor.dim():

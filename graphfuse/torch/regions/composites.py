@@ -113,6 +113,19 @@ def _cast(d: CallDrawing) -> Value:
     return d.step("identity", {"input": x})
 
 
+def _filled(d: CallDrawing, number: object) -> Value:
+    """A number in the place of each element, whatever that is: chosen either way."""
+    x = d["self"]
+    itself = d.between("cmp_eq", input=x, comparison=x)
+    return d.step("binary_select", {"input0": number, "input1": number, "mask": itself})
+
+
+def _detached(d: CallDrawing) -> Value:
+    """What the node itself has made, as torch's functions that fill tensors do. Elsewhere gradients end."""
+    of = d["self"].step
+    return d["self"] if of is not None and of.owner is d.node else d.by_table()
+
+
 def _is_whole(value: Value) -> bool:
     """True if a value is known to have whole numbers alone."""
     of: list[object] = [value]
@@ -325,6 +338,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
+    "detach.default": _detached,
+    "full_like.default": lambda d: _filled(d, d["fill_value"]),
+    "zeros_like.default": lambda d: _filled(d, 0.0),
+    "ones_like.default": lambda d: _filled(d, 1.0),
     "pow.Tensor_Scalar": _power,
     **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
