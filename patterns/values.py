@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from graphfuse.base.dtypes import FP8, SIXTEEN_BITS, data_type
+from graphfuse.base.dtypes import FP8, SIXTEEN_BITS, SMALL_INTEGERS, data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 from graphfuse.ops import Join
@@ -148,6 +148,11 @@ class Values(Emitter):
         return [w for w, dtype in self.element_stores if dtype in FP8]
 
     @property
+    def saturating_stores(self) -> dict[Written, data_type]:
+        """Types of stores whose conversion bounds values."""
+        return {w: dtype for w, dtype in self.element_stores if dtype in (*FP8, *SMALL_INTEGERS)}
+
+    @property
     def only_written(self) -> dict[Operand, data_type]:
         """Types of 16 bits of values that are written once, and that nothing else reads."""
         read = Counter(o for step in self.steps for _, o in step.operands)
@@ -155,9 +160,8 @@ class Values(Emitter):
         return {w.value: dtype for w, dtype in self.element_stores if read[w.value] == 1 and dtype in SIXTEEN_BITS}
 
     def unbind(self) -> None:
-        """Writes values in FP8 without the bounds that its conversion has."""
-        largest = {w: self.graph.tensors[w.tensor].dtype.facts.max for w in self.fp8_stores}
-        found = {w: unbounded(self.steps, w.value, most, self.number) for w, most in largest.items()}
+        """Writes values without the bounds, and the rounding, that the conversion to their type has."""
+        found = {w: unbounded(self.steps, w.value, dtype, self.number) for w, dtype in self.saturating_stores.items()}
         bare = {w: value for w, value in found.items() if value != w.value}
         self.values |= {w.tensor: value for w, value in bare.items()}
         self.stores = [replace(w, value=bare.get(w, w.value)) for w in self.stores]

@@ -68,7 +68,7 @@ FIRST = ("platform", "types", "convert", "math", "simt", "reduce")
 """Headers that every author meets; the others follow by name."""
 ONE_SIDED = ("fetch", "put", "GF_GPU_OR_CPU")
 """Declared for one compiler alone."""
-OURS = ("host", "across", "along", "ranks", "rows")
+OURS = ("host", "c_functions", "across", "along", "ranks", "rows")
 """Headers of the emulator and of the row engine, which promise nothing to others."""
 
 _DECLARED = re.compile(r"GF_DEVICE\b|struct \w|enum class|using \w+ =|constexpr \w|#define GF_\w+\(")

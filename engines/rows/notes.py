@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.base.device import Device
-from graphfuse.base.dtypes import data_type
-from graphfuse.engines.rows.support import FP8
+from graphfuse.base.dtypes import FP8, data_type
 from graphfuse.ops import OPS
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Join

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graphfuse.base.device import Device
-from graphfuse.base.dtypes import FP8, data_type
+from graphfuse.base.dtypes import FP8, SMALL_INTEGERS, data_type
 from graphfuse.base.wording import counted
 from graphfuse.engines.rows.limits import MAX_DIVIDED, MOST_PAIRED, WARP
 from graphfuse.ops import BLOCKS
@@ -19,7 +19,9 @@ from graphfuse.rows.views import View
 
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 INTEGERS = (data_type.INT32, data_type.INT64)
-READ = (*FLOATS, *FP8, data_type.BOOLEAN)
+ROUNDED = (*FLOATS, *FP8, *SMALL_INTEGERS)
+"""What values are rounded to on the way and where they are written."""
+READ = (*ROUNDED, data_type.BOOLEAN)
 
 # Chips that every variant of the kernel is compiled for by the tests.
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
@@ -37,8 +39,8 @@ def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
         yield f"{device} is SM{device.sm}, for which the kernel has not been compiled; accepted: {accepted}"
     program = facts.program
     for step in program.steps:
-        if step.rounded not in (None, *FLOATS, *FP8):
-            yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {_names(FLOATS + FP8)}"
+        if step.rounded not in (None, *ROUNDED):
+            yield f"a value of {step.op_name} is rounded to {step.rounded.name}; accepted: {_names(ROUNDED)}"
     for step in program.steps:
         if isinstance(step, Reduce) and not program.extent(step.input).columns:
             what = f"{facts.node}: a {step.join.name} over the row"
@@ -139,14 +141,14 @@ def _store_reasons(facts: RowFacts, store: Store, columns_apart: bool) -> Iterat
     if not shape.rows and (shape.columns or facts.rows != 1):
         yield f"output {y.name!r} is the same for all rows"
     if not shape.columns:
-        yield from _view_reasons(facts, "output", y, FLOATS, 1)
+        yield from _view_reasons(facts, "output", y, FLOATS + SMALL_INTEGERS, 1)
         return
     if y.unit.part:
-        yield from _element_reasons(f"output {y.name!r}", y, FLOATS + FP8)
+        yield from _element_reasons(f"output {y.name!r}", y, ROUNDED)
         return
     if not store.block_size:
         least = 1 if columns_apart else facts.columns
-        yield from _view_reasons(facts, "output", y, FLOATS + FP8, least, columns_apart)
+        yield from _view_reasons(facts, "output", y, ROUNDED, least, columns_apart)
         return
     made = BLOCKS[store.block_size]
     # Block scales are written one by one: they may have any strides.

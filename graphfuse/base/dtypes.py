@@ -104,6 +104,8 @@ FACTS: dict[data_type, TypeFacts] = {
 
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 """Of elements; scales have a type of their own."""
+SMALL_INTEGERS = (data_type.INT8, data_type.UINT8)
+"""Integers of 8 bits, which quantization makes of floats."""
 SIXTEEN_BITS = (data_type.BFLOAT16, data_type.HALF)
 """Types of floating-point numbers."""
 

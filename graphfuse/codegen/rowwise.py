@@ -8,10 +8,12 @@ the text.
 from collections.abc import Iterator
 
 from graphfuse.base import settings
-from graphfuse.codegen import addresses, elements, parameters, per_row, phases, ranks, stores, sums
+from graphfuse.base.dtypes import SMALL_INTEGERS, data_type
+from graphfuse.codegen import addresses, declared, elements, parameters, per_row, phases, ranks, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan, is_narrow
+from graphfuse.ops import OPS
 from graphfuse.rows.program import RowProgram
 from graphfuse.rows.steps import Pick
 
@@ -19,8 +21,12 @@ from graphfuse.rows.steps import Pick
 def headers(program: RowProgram) -> Iterator[str]:
     """Headers that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
     yield from stores.headers(program)
+    forms = (OPS[step.op_name].cuda or "" for step in program.steps if step.op_name in OPS)
+    yield from sorted({name for form in forms for name in declared.headers(form)})
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
+    if not {*SMALL_INTEGERS}.isdisjoint(_types(program)):
+        yield "small_integers.cuh"
     if any(isinstance(step, Pick) for step in program.steps):
         yield "element.cuh"
     if program.indices:
@@ -31,6 +37,12 @@ def headers(program: RowProgram) -> Iterator[str]:
         yield "parts.cuh"
     if program.all_pairs or any(view.place.numbers for view in program.inputs):
         yield "pairs.cuh"
+
+
+def _types(program: RowProgram) -> Iterator[data_type | None]:
+    """Types that values are read, rounded and written as."""
+    yield from (view.dtype for view in (*program.inputs, *(store.view for store in program.stores)))
+    yield from (step.rounded for step in program.steps)
 
 
 def source(plan: PhasePlan, kernel: str) -> str:

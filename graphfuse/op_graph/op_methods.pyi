@@ -323,11 +323,23 @@ class OpMethods:
     def log(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Natural logarithm; NaN below 0."""
 
+    def exp2(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """2^input."""
+
+    def log2(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Logarithm to base 2; NaN below 0."""
+
     def ceil(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """The next whole number from input on."""
 
     def floor(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """The last whole number up to input."""
+
+    def round(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """The nearest whole number, of two the even one."""
+
+    def trunc(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """input without what is behind its point."""
 
     def sin(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Sine of an angle in radians; NaN of infinities."""

@@ -330,8 +330,23 @@ TABLE = (
     ),
     _function("exp", "e^input.", "expf({input})", times("output")),
     _function("log", "Natural logarithm; NaN below 0.", "logf({input})", lambda p: p.graph.div(p.grad, p["input"])),
+    _function(
+        "exp2",
+        "2^input.",
+        "exp2f({input})",
+        lambda p: p.graph.mul(p.grad, p.graph.mul(p["output"], math.log(2))),
+        reference=references.exp2,
+    ),
+    _function(
+        "log2",
+        "Logarithm to base 2; NaN below 0.",
+        "log2f({input})",
+        lambda p: p.graph.div(p.grad, p.graph.mul(p["input"], math.log(2))),
+    ),
     _function("ceil", "The next whole number from input on.", "ceilf({input})", JUMPS),
     _function("floor", "The last whole number up to input.", "floorf({input})", JUMPS),
+    _function("round", "The nearest whole number, of two the even one.", "rintf({input})", JUMPS),
+    _function("trunc", "input without what is behind its point.", "truncf({input})", JUMPS),
     _function(
         "sin",
         "Sine of an angle in radians; NaN of infinities.",

@@ -73,10 +73,13 @@ def remainder(t, a, b):
     return _element_by_element(t, t.fmod, a, b)  # in vectors it is NaN where a is too many times b
 
 
-def _element_by_element(t, function, a, b):
+def exp2(t, x):
+    return _element_by_element(t, t.exp2, x)  # in vectors it has other last bits
+
+
+def _element_by_element(t, function, *operands):
     # As C's own function computes it: on the CPU torch makes no vectors of every second element.
-    pairs = t.stack(t.broadcast_tensors(a, b), -1)
-    return function(pairs[..., 0], pairs[..., 1])
+    return function(*(t.stack((one, one), -1)[..., 0] for one in t.broadcast_tensors(*operands)))
 
 
 GELU_TANH = 0.7978845608028654  # sqrt(2 / pi)

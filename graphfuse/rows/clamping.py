@@ -4,6 +4,7 @@ replaced for being beyond it. Bounds that a type has are none."""
 import math
 from collections.abc import Callable, Sequence
 
+from graphfuse.base.dtypes import data_type
 from graphfuse.rows.rounding import is_exact
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
 
@@ -69,28 +70,30 @@ _RANGES = {
 """Of a result, by those of the operands."""
 
 
-def unbounded(steps: Sequence[AnyStep], value: Chain, largest: float, number: Known) -> Chain:
-    """The value before it is bounded, where the bounds are not within those of a type in which it is written.
+def unbounded(steps: Sequence[AnyStep], value: Chain, dtype: data_type, number: Known) -> Chain:
+    """The value before it is bounded, where the bounds are not within those of a type in which it is written, and
+    before it is rounded to a whole number, where that type has no others.
 
-    largest: of the type, which what is larger becomes, and infinity.
+    dtype: one to whose ends conversion takes what is beyond them, and infinities.
     """
-    while beyond := _beyond(steps[value.index], largest, number):
-        value = beyond
+    while before := _beyond(steps[value.index], dtype, number):
+        value = before
     return value
 
 
-def _beyond(step: AnyStep, largest: float, number: Known) -> Chain | None:
-    """The operand of a step that does nothing to what is bounded by `largest`."""
+def _beyond(step: AnyStep, dtype: data_type, number: Known) -> Chain | None:
+    """The operand of a step that does nothing to what is converted to a type."""
     if not isinstance(step, Step) or step.rounded is not None and not step.exact:
         return None
-    operands = [o for _, o in step.operands]
+    operands, facts = [o for _, o in step.operands], dtype.facts
+    least, most = facts.integers or (-facts.max, facts.max)
     if step.op_name in _BEYOND:
         beyond = _BEYOND[step.op_name]
-        operands = [o for o in operands if (known := number(o)) is None or not beyond(known, largest)]
-    elif step.op_name != "identity":
+        operands = [o for o in operands if (known := number(o)) is None or not beyond(known, least, most)]
+    elif step.op_name != "identity" and not (step.op_name == "round" and facts.integers):
         return None
     return operands[0] if len(operands) == 1 and isinstance(operands[0], Chain) else None
 
 
-_BEYOND = {"max": lambda bound, largest: bound <= -largest, "min": lambda bound, largest: bound >= largest}
-"""Whether a bound is none for what is bounded by `largest`."""
+_BEYOND = {"max": lambda bound, least, most: bound <= least, "min": lambda bound, least, most: bound >= most}
+"""Whether a bound is none for what is between `least` and `most`."""

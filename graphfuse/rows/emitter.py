@@ -39,7 +39,7 @@ class Emitter(RowArithmetic):
 
     def power(self, value: Operand) -> Chain:
         # The error of the exponent is a part of its size.
-        return self.op("exp2", input=self.op("mul", a=value, b=_LOG2_E))
+        return self.op("exp2_approx", input=self.op("mul", a=value, b=_LOG2_E))
 
     def numbers(self) -> Chain:
         return self.op("identity", input=Column())

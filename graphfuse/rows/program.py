@@ -47,7 +47,7 @@ class StepOp:
 FUSED = {
     "fma": StepOp("gf::fma({a}, {b}, {c})"),
     "fnma": StepOp("gf::fma(-{a}, {b}, {c})"),
-    "exp2": StepOp("gf::exp2_approx({input})", Cost.FUNCTION),
+    "exp2_approx": StepOp("gf::exp2_approx({input})", Cost.FUNCTION),
     SWAP: StepOp(""),
     DIVISOR: StepOp("gf::reciprocal_of_divisor({b})", Cost.FUNCTION),
     QUOTIENT: StepOp("gf::quotient({a}, {b}, {reciprocal}, exact)", Cost.FUNCTION),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from graphfuse.base import rounding
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SMALL_INTEGERS, data_type
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 
 _PLACE = {
@@ -77,6 +77,11 @@ def difference(
     """
     stored = rounding.round_to(torch, near if _in_steps(graph, t) else wide, t.dtype)
     same = (found == stored) | (found.isnan() & stored.isnan())
+    made_by = graph.nodes[graph.producer[t.id]]
+    if t.dtype in SMALL_INTEGERS and made_by.compute.is_float and not made_by.op.moved:
+        return _told(torch, t, found, stored, ~((found - stored).abs() <= 1), 0) or _told(
+            torch, t, found, stored, ~same, _BESIDE
+        )
     if t.dtype.facts.integers is not None or _in_steps(graph, t):
         return _told(torch, t, found, stored, ~same, 0 if t.dtype.facts.integers is not None else _BESIDE)
     finite = torch.where(wide.isfinite(), wide.abs(), 0.0)

@@ -1,7 +1,7 @@
 """Compares a kernel's result with the reference, within what the data type allows. On torch tensors of any device."""
 
 from graphfuse.base import reordering
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import SMALL_INTEGERS, data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 from graphfuse.runtime.storage import storage
@@ -29,6 +29,7 @@ _STEPPED = (
     data_type.FP8_E4M3,
     data_type.FP8_E5M2,
     data_type.FP4_E2M1,
+    *SMALL_INTEGERS,
 )
 
 
@@ -71,6 +72,10 @@ def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str 
 def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
     """(equal, close enough, close enough for a few), elementwise."""
     same = got == want
+    if dtype in SMALL_INTEGERS:
+        one, two = (v.view(getattr(torch, dtype.facts.torch)).int() for v in (got, want))
+        close = (one - two).abs() <= steps
+        return same, close, close
     if not dtype.is_float or dtype is data_type.FP8_E8M0:
         return same, same, same
     if dtype is data_type.FP4_E2M1:

@@ -6,11 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from support import oracle
+from graphfuse import data_type
+from support import oracle, small_integers
 
 SOURCE = """
 #include "graphfuse/convert.cuh"
 #include "graphfuse/quantize.cuh"
+#include "graphfuse/small_integers.cuh"
 #define ENCODE(type)                                                        \\
   extern "C" void encode_##type(const float* in, gf::u32* out, long count) { \\
     for (long i = 0; i < count; ++i) out[i] = gf::encode<gf::type>(in[i]);    \\
@@ -27,6 +29,15 @@ void pack(const float* in, gf::Bytes<COUNT * gf::bits_of<T> / 8>* out) {
   for (int i = 0; i < COUNT; ++i) values[i] = in[i];
   *out = gf::pack<T>(values);
 }
+#define INTEGER(name, type)                                                        \\
+  extern "C" void encode_##name(const float* in, gf::u32* out, long count) {         \\
+    for (long i = 0; i < count; ++i) out[i] = gf::encode<type>(in[i]);                \\
+  }                                                                                  \\
+  extern "C" void decode_##name(const gf::u32* in, float* out, long count) {         \\
+    for (long i = 0; i < count; ++i) out[i] = gf::decode<type>(in[i] | 0xabcdef00u);  \\
+  }                                                                                  \\
+  extern "C" void pack_##name(const float* in, void* out) { pack<type, 8>(in, (gf::Bytes<8>*)out); }
+INTEGER(int8, signed char) INTEGER(uint8, unsigned char)
 extern "C" void pack_e4m3(const float* in, void* out) { pack<gf::e4m3, 8>(in, (gf::Bytes<8>*)out); }
 extern "C" void pack_e5m2_odd(const float* in, void* out) { pack<gf::e5m2, 3>(in, (gf::Bytes<3>*)out); }
 extern "C" void pack_half(const float* in, void* out) { pack<gf::half, 8>(in, (gf::Bytes<16>*)out); }
@@ -201,6 +212,19 @@ def test_pack_puts_the_first_element_lowest(library, name, count):
     out = np.zeros(16, np.uint8)
     library[f"pack_{name}"](values.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p))
     assert out[: codes.nbytes].tobytes() == codes.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [data_type.INT8, data_type.UINT8])
+def test_integers(library, dtype):
+    values, name = np.concatenate([small_integers.values(), floats()]), dtype.facts.numpy
+    want = small_integers.stored(values, dtype)
+    np.testing.assert_array_equal(through(library[f"encode_{name}"], values, np.uint32), want.view(np.uint8))
+    codes = np.arange(256, dtype=np.uint32)
+    numbers = codes.astype(np.uint8).view(want.dtype)
+    np.testing.assert_array_equal(through(library[f"decode_{name}"], codes, np.float32), numbers)
+    out, eight = np.zeros(8, want.dtype), np.array([-300, -2, 2.5, 3.5, 99, 254, 1e9, np.nan], np.float32)
+    library[f"pack_{name}"](eight.ctypes.data_as(ctypes.c_void_p), out.ctypes.data_as(ctypes.c_void_p))
+    np.testing.assert_array_equal(out, small_integers.stored(eight, dtype))
 
 
 def quantizer_inputs() -> np.ndarray:

@@ -1,5 +1,5 @@
-"""FP8 with scales of its own, of a norm, of SiLU times a tensor and of what is read: one kernel each, bit for bit what
-the value before quantization says, with any knobs; bugs planted into it are found."""
+"""FP8 and INT8 with scales of their own, of a norm, of SiLU times a tensor and of what is read: one kernel each, bit
+for bit what the value before quantization says, with any knobs; bugs planted into it are found."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from support import graphs, oracle, quantized
 from support.bugs import ADDRESS, RACE, WRONG, Bug, assert_caught, each, plant
 from support.emulation import Planned, Varies
 from support.graphs import BF16, E4M3, E5M2, FLOAT, HALF
-from support.quantized import E8M0, Quantized
+from support.quantized import E8M0, INT8, Quantized
 
 DEVICE = for_arch("sm_90a")
 ALL = ("x", "silu", "norm")
@@ -34,9 +34,10 @@ def test_groups(of, by_columns, rows, columns):
 @pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("rows, columns", SHAPES)
+@pytest.mark.parametrize("element", [E4M3, INT8])
 @pytest.mark.parametrize("of", ALL)
-def test_a_scale_for_each_row(of, rows, columns):
-    quantized.check(Quantized(rows, columns, of, None))
+def test_a_scale_for_each_row(of, element, rows, columns):
+    quantized.check(Quantized(rows, columns, of, None, element=element))
 
 
 @pytest.mark.each_value
@@ -49,9 +50,10 @@ def test_types(x, element, scale, beside):
 
 
 @pytest.mark.parametrize("of", ALL)
-@pytest.mark.parametrize("size", [None, 128])
-def test_the_reference_engine(of, size):
-    quantized.check(Quantized(5, 384, of, size, by_columns=size is not None), [heur_mode.FALLBACK], "cpu")
+@pytest.mark.parametrize("size, element", [(None, E4M3), (None, INT8), (128, E4M3)])
+def test_the_reference_engine(of, size, element):
+    case = Quantized(5, 384, of, size, element=element, by_columns=size is not None)
+    quantized.check(case, [heur_mode.FALLBACK], "cpu")
 
 
 MAGNITUDES = [0.0, 2.0**-149, 2.0**-127, 2.0**-118, 1e-30, 1.0, 3e38, float("inf"), float("nan")]

@@ -1,4 +1,4 @@
-"""What is cheaper of numbers of 16 bits has the same bits on a GPU: of all of them."""
+"""What is cheaper of numbers of 16 bits has the same bits on a GPU: of all of them. Integers of 8 bits, too."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from graphfuse import heur_mode, reduction_mode
 from support import graphs
 from support.graphs import BF16, FLOAT, HALF
 from support.packed import EVERY, Packed
+from support.small_integers import INT8, UINT8, Stored
 
 pytestmark = pytest.mark.gpu
 
@@ -39,6 +40,14 @@ def test_functions_of_every_bfloat16_number(name):
         want[given < -13.2] = made[given < -13.2]
     assert torch.equal(made.isnan(), want.isnan())
     assert torch.equal(made.nan_to_num().view(torch.int16), want.nan_to_num().view(torch.int16))
+
+
+@pytest.mark.parametrize("spelled", [False, True])
+@pytest.mark.parametrize("dtype", [INT8, UINT8])
+def test_integers_of_8_bits(dtype, spelled):
+    case = Stored(dtype, "cuda", spelled)
+    run(case.graph, case.pack)
+    case.hold()
 
 
 @pytest.mark.parametrize("op", ["products", "sums", "differences"])

@@ -220,7 +220,7 @@ def test_what_nobody_asked_for_is_not_computed():
     g.cross_entropy(x, target)[1].set_output().set_name("logsumexp")
     pack = CrossEntropy(5, 300).inputs() | {"logsumexp": torch.empty(5, 1)}
     program = Planned(g, pack).part.facts.program
-    assert [step.op_name for step in program.steps] == ["row_max", "sub", "mul", "exp2", "row_sum", "log", "add"]
+    assert [step.op_name for step in program.steps] == ["row_max", "sub", "mul", "exp2_approx", "row_sum", "log", "add"]
 
 
 @pytest.mark.parametrize("axis, extents", [(0, (4, 1)), (1, (1, 6)), (-1, (1, 6)), (-2, (4, 1))])

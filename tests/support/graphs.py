@@ -21,6 +21,7 @@ TORCH = {
     E4M3: torch.float8_e4m3fn,
     E5M2: torch.float8_e5m2,
     FP4: torch.uint8,
+    data_type.INT8: torch.int8,
 }
 
 

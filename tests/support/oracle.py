@@ -114,6 +114,10 @@ POINTWISE = {
     "pow": lambda a, b: torch.from_numpy(np.float_power(*(t.double().cpu().numpy() for t in (a, b)))).to(a.device),
     "ceil": lambda x: torch.ceil(x.double()),
     "floor": lambda x: torch.floor(x.double()),
+    "round": lambda x: torch.from_numpy(np.rint(x.double().cpu().numpy())).to(x.device),
+    "trunc": lambda x: torch.trunc(x.double()),
+    "exp2": lambda x: torch.exp2(x.double()),
+    "log2": lambda x: torch.log2(x.double()),
     "sin": lambda x: torch.sin(x.double()),
     "cos": lambda x: torch.cos(x.double()),
     "tan": lambda x: torch.tan(x.double()),
@@ -284,6 +288,16 @@ def fp8_by_rows(values: np.ndarray, name: str, least: float) -> tuple[np.ndarray
     scales = np.maximum(np.abs(values).max(axis=-1, keepdims=True) * np.float32(1 / 448), np.float32(least))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         return fp8(values * (np.float32(1) / scales), name), scales
+
+
+def int8_by_rows(values: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """A scale for each row: (INT8 codes as uint8, float32 scales with an extent of 1), as `fp8_by_rows` with 127 in the
+    place of 448, and elements to nearest even."""
+    values = np.asarray(values, np.float32)
+    scales = np.maximum(np.abs(values).max(axis=-1, keepdims=True) * np.float32(1 / 127), np.float32(least))
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        scaled = np.rint(values * (np.float32(1) / scales))
+    return np.clip(scaled, -128, 127).astype(np.int8).view(np.uint8), scales
 
 
 def swizzled(scales: np.ndarray, fill: int) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""Row problems that end in FP8 with scales of their own: of a norm, of SiLU times a tensor, or of what is read."""
+"""Row problems that end in FP8, or INT8, with scales of their own: of a norm, of SiLU times a tensor, or of what is
+read."""
 
 from dataclasses import dataclass, replace
 
@@ -11,13 +12,14 @@ from support import graphs, oracle
 from support.graphs import BF16, E4M3, E5M2, FLOAT
 
 E8M0 = data_type.FP8_E8M0
+INT8 = data_type.INT8
 NAMES = {E4M3: "e4m3", E5M2: "e5m2"}
 EPS, SMALLEST = 1e-5, 1 / (448 * 512)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """of(x) as FP8 on [rows, columns].
+    """of(x) as FP8 on [rows, columns], or as INT8 with a scale for a row.
 
     of: "norm" (RMSNorm of x + up, times weight), "silu" (SiLU of x times up, the two halves of rows twice as long) or
     "x". size: elements that share a scale, None for a row. scale: its type. by_columns: whether scales of a block are
@@ -36,6 +38,11 @@ class Quantized:
     beside: data_type | None = None
 
     @property
+    def largest(self) -> float:
+        """What elements are scaled to, of a row."""
+        return 127.0 if self.element is INT8 else 448.0
+
+    @property
     def apart(self) -> int:
         """A multiple of 16 bytes."""
         return -(-self.rows // 4) * 4
@@ -48,7 +55,7 @@ class Quantized:
             g.identity(y).set_output().set_name("beside").set_data_type(self.beside)
         if self.size is None:
             amax = g.reduction(y, mode=reduction_mode.AMAX).set_dim([self.rows, 1])
-            scale = g.max(g.mul(amax, 1 / 448), SMALLEST)
+            scale = g.max(g.mul(amax, 1 / self.largest), SMALLEST)
             codes = g.mul(y, g.reciprocal(scale))
         else:
             codes, scale = g.block_scale_quantize(y, block_size=self.size, axis=1)
@@ -119,7 +126,9 @@ class Quantized:
 
     def quantized(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """The bytes of elements, and scales, of these values."""
-        if self.size is None:
+        if self.element is INT8:
+            codes, scale = oracle.int8_by_rows(values, SMALLEST)
+        elif self.size is None:
             codes, scale = oracle.fp8_by_rows(values, NAMES[self.element], SMALLEST)
         elif self.scale is E8M0:
             codes, scale = oracle.mxfp8(values, NAMES[self.element], self.size)
@@ -128,14 +137,14 @@ class Quantized:
         return {"out": codes, "scale": scale}
 
     def hold(self, pack: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]) -> None:
-        """Results against float64: what a reader gets is half a step of FP8 from the value, and scales are what the
+        """Results against float64: what a reader gets is half a step from the value, and scales are what the
         largest magnitude of their elements says. What lies between columns of scales is left alone."""
         exact = self.exact(pack).cpu()
         size = self.size or self.columns
         scale = outputs["scale"].cpu()
         scale = torch.exp2(scale.double() - 127) if self.scale is E8M0 else scale.double()
         amax = exact.unflatten(1, (-1, size)).abs().amax(-1)
-        largest = 448 if self.element is E4M3 or self.size is None else 57344
+        largest = self.largest if self.element is not E5M2 or self.size is None else 57344
         if self.scale is E8M0:
             assert (
                 (scale >= amax / largest * (1 - 1e-5)) & (scale <= 2 * amax / largest * (1 + 1e-5)) | (amax == 0)
@@ -144,7 +153,7 @@ class Quantized:
             least = SMALLEST if self.size is None else 2.0**-126
             torch.testing.assert_close(scale, (amax / largest).clamp(min=least), rtol=3e-5, atol=0)
         stored = outputs["out"].cpu().double().unflatten(1, (-1, size)) * scale.unsqueeze(-1)
-        places, finest = {E4M3: (2.0**-4, 2.0**-10), E5M2: (2.0**-3, 2.0**-17)}[self.element]
+        places, finest = {E4M3: (2.0**-4, 2.0**-10), E5M2: (2.0**-3, 2.0**-17), INT8: (0.0, 0.5)}[self.element]
         error = (stored - exact.unflatten(1, (-1, size))).abs()
         within = torch.maximum(exact.unflatten(1, (-1, size)).abs() * places, finest * scale.unsqueeze(-1))
         assert (error <= within * (1 + 1e-4) + 1e-5 * amax.unsqueeze(-1)).all(), float((error - within).max())

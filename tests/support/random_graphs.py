@@ -164,8 +164,9 @@ def _margin(op: str, x: Mapping[str, torch.Tensor], told: Mapping[str, object], 
     if op in ("abs", "relu", "relu_backward"):
         clips = [0.0] if op == "abs" else [told["lower_clip"], told["upper_clip"]]
         return min(float((x["input"] - clip).abs().min()) for clip in clips)
-    if op in ("ceil", "floor"):
-        return float((x["input"] - x["input"].round()).abs().min())
+    if op in ("ceil", "floor", "round", "trunc"):
+        jumps = x["input"] - 0.5 * (op == "round")
+        return float((jumps - jumps.round()).abs().min())
     if op == "mod":
         quotients = x["input0"] / x["input1"]
         return min(float(x["input1"].abs().min()) - 0.2, float((quotients - quotients.round()).abs().min()))
@@ -177,7 +178,7 @@ def _margin(op: str, x: Mapping[str, torch.Tensor], told: Mapping[str, object], 
         return float(x["input"].cos().abs().min()) - 0.2
     if op == "pow":
         return float(x["input0"].min()) - 0.2
-    if op in ("log", "sqrt", "rsqrt", "reciprocal"):
+    if op in ("log", "log2", "sqrt", "rsqrt", "reciprocal"):
         values = x["input"].abs() if op == "reciprocal" else x["input"]
         return float(values.min()) - 0.2
     return 1.0

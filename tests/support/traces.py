@@ -61,3 +61,4 @@ def _below():
 
 BELOW = _below()
 """The op by which regions clamp: a value that equals its limit has a gradient before torch 2.15."""
+ABOVE = BELOW.replace("l", "g")

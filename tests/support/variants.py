@@ -30,7 +30,7 @@ from support.channels import Channels
 from support.gradients import ACTIVATIONS, TYPES, WEIGHTS, Gradient
 from support.graphs import BF16, E4M3, E5M2, FLOAT, FP4, HALF, Norm, Op
 from support.losses import INT32, INT64, CrossEntropy, Window
-from support.quantized import E8M0, Quantized
+from support.quantized import E8M0, INT8, Quantized
 from support.row_functions import KINDS, RowFunction
 
 TARGETS = {arch: for_arch(arch) for arch in ARCHES} | {"sm_120a": for_arch("sm_120")}
@@ -180,6 +180,14 @@ _OPS_THAT_JUMP = (
     Op("ceil", (0,)),
     Op("mul", (0, -1)),
 )
+_OPS_OF_C = (
+    Op("mul", (0, -1)),
+    Op("exp2", (0,)),
+    Op("log2", (0,)),
+    Op("trunc", (0,)),
+    Op("add", (0, -1)),
+    Op("round", (0,)),
+)
 
 
 def _types() -> Iterator[tuple[str, Variant]]:
@@ -242,6 +250,7 @@ def _groups() -> Iterator[tuple[str, Variant]]:
             problem = Quantized(1, 512, of, 128, x, element, FLOAT, (i + j) % 2 == 0, beside)
             yield f"groups of {x.name} {of}", Variant(problem)
         yield f"rows of {of}", Variant(Quantized(1, 640, of, None, beside=BF16 if of == "norm" else None))
+        yield f"rows of {of} to int8", Variant(Quantized(1, 768, of, None, _FLOATS[i], INT8))
 
 
 def _lanes() -> Iterator[tuple[str, Variant]]:
@@ -316,6 +325,7 @@ FORWARD: dict[str, Variant] = {
     "every op": Variant(Norm(1, 1024, beta=1.5, factor="device", scalars=BF16, eps="device", chain=_EVERY_OP)),
     "smooth ops": Variant(Norm(1, 1024, FLOAT, output=FLOAT, factor="device", chain=_SMOOTH_OPS)),
     "ops that jump": Variant(Norm(1, 1024, factor="device", chain=_OPS_THAT_JUMP)),
+    "ops of C": Variant(Norm(1, 1024, factor="device", chain=_OPS_OF_C)),
     "scalars in half": Variant(Norm(1, 256, factor="device", eps="device", scalars=HALF)),
     "scalars in float": Variant(Norm(1, 256, factor="device", eps="device")),
     "scalars by value": Variant(Norm(1, 256, factor="value", eps=None, output=E4M3)),

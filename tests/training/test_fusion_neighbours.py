@@ -9,7 +9,7 @@ from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import cost
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions import judged as regions
-from support.traces import BELOW, recorded
+from support.traces import ABOVE, BELOW, recorded
 
 pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.torch]
 HALF = torch.bfloat16
@@ -48,6 +48,11 @@ def by_blocks(y, size=128):
     return (wide / scale).to(torch.float8_e4m3fn).view(y.shape), scale
 
 
+def as_int8(y):
+    scale = y.abs().amax(-1, keepdim=True).float() / 127
+    return torch.round(y.float() / scale).clamp(-128, 127).to(torch.int8), scale
+
+
 def both(function):
     """What a function makes of a sum, and the sum."""
     return lambda x, r, w, m: (lambda total: (function(total, w), total))(x + r)
@@ -76,6 +81,7 @@ LLAMA, SUMMED = "rmsnorm, mul", "add, rmsnorm, mul"
 # Before 2.13 torch makes NaN of what is beyond FP8.
 SATURATES = not torch.full((1,), 1e4).to(torch.float8_e4m3fn).isnan().item()
 FP8 = f"{'' if SATURATES else 'abs, cmp_gt, binary_select, '}cast to FP8_E4M3"
+BETWEEN = f"{BELOW}, binary_select, {ABOVE}"
 BLOCKS = f"{'' if SATURATES else 'cmp_gt, '}cast to FP8_E4M3"
 
 # What inductor would compute in one kernel with a norm, and a region does, too: its operations.
@@ -96,6 +102,9 @@ TAKEN = [
     (lambda x, r, w, m: llama(x + r, w), SUMMED),
     (lambda x, r, w, m: llama(r + llama(x, w), w), f"{LLAMA}, add"),
     (lambda x, r, w, m: by_blocks(llama(x, w)), f"{LLAMA}, abs, reduction, {BELOW}, binary_select, div, {BLOCKS}"),
+    (lambda x, r, w, m: as_int8(llama(x, w)), f"{LLAMA}, abs, reduction, div, round, {BETWEEN}, cast to INT8"),
+    (lambda x, r, w, m: as_int8(x / w), f"div, abs, reduction, round, {BETWEEN}, cast to INT8"),
+    (lambda x, r, w, m: as_int8(F.silu(x) * r), f"swish, mul, abs, reduction, div, round, {BETWEEN}, cast to INT8"),
 ]
 
 # What no region has, by the bytes that it costs: written and read again, or read again alone.

@@ -123,6 +123,16 @@ def test_integers_are_equal_or_wrong():
     assert "are off" in difference(data_type.INT32, want + (want == 7), want)
 
 
+def test_a_few_integers_of_8_bits_may_be_one_off_none_two():
+    """What they are rounded from may lie close to the middle of two."""
+    source = torch.Generator().manual_seed(2)
+    want = torch.randint(-100, 100, (64, 32), generator=source).to(torch.int8)
+    some = (torch.rand(64, 32, generator=source) < 0.05).to(torch.int8)
+    assert difference(data_type.INT8, want + some, want) is None
+    assert "are equal" in difference(data_type.INT8, want + 1, want)
+    assert "are off" in difference(data_type.INT8, want + 2 * some, want)
+
+
 def test_what_was_rounded_before_may_be_off_by_more():
     """One representable value in a sum that is stored may be two in its norm, and one more where that is rounded."""
     graph = graphs.new()

@@ -15,6 +15,7 @@ from graphfuse.torch.fusion.meaning import (
     PARTS,
     called,
     dtype,
+    is_item,
     is_op,
     same,
     several,
@@ -64,7 +65,7 @@ def is_free(node: Node) -> bool:
     source = value(node.args[0]) if node.args else None
     if called(node) == "dropout":
         return rate_of_dropout(node) == 0
-    if is_op(node, "view", "expand", "permute", "slice") or called(node) in PARTS or _is_item(node):
+    if is_op(node, "view", "expand", "permute", "slice") or called(node) in PARTS or is_item(node):
         return True
     if called(node) == "clone" or not is_op(node, "cast", "same") or source is None:
         return False
@@ -119,11 +120,6 @@ def _name(node: Node) -> str:
     name = called(node)
     name = name.removesuffix("_") if writes(node) and not name.endswith("__") else name
     return MEANING.get(name, name)
-
-
-def _is_item(node: Node) -> bool:
-    """True if a node is one of several results."""
-    return called(node) == "getitem" and isinstance(told(node.args[0]), list | tuple)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ _MEANINGS = {
     "div": "div divide truediv true_divide itruediv",
     "length": "linalg_vector_norm vector_norm norm",
     "clamp_min": "clamp_min clip clamp",
-    "cast": "to float half bfloat16 double type type_as _to_copy convert_element_type",
+    "cast": "to float half bfloat16 double char byte type type_as _to_copy convert_element_type",
     "same": "contiguous clone alias",
     "view": "view reshape _unsafe_view view_as reshape_as unsqueeze squeeze flatten unflatten getitem",
     "cat": "cat concat concatenate",
@@ -42,7 +42,7 @@ _MEANINGS = {
 }
 _OF_ONE_NAME = (
     "pow square sqrt rsqrt reciprocal mean sum var var_mean silu sigmoid slice cos sin normalize matmul softmax where "
-    "masked_fill".split()
+    "masked_fill abs amin round trunc floor ceil exp2 log2".split()
 )
 MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 MEANING |= dict(zip(_OF_ONE_NAME, _OF_ONE_NAME, strict=True))
@@ -216,9 +216,16 @@ def with_types_said(graph: Graph) -> None:
 
 
 def _is_new(node: Node) -> bool:
-    """True if a node makes a tensor of its own, which nothing else sees."""
+    """True if a node makes a tensor of its own, which nothing else sees, or is one of several that another makes."""
+    if is_item(node):
+        return _is_new(node.args[0])
     found = op(node)
     return found is not None and found.meaning not in _VIEWS
+
+
+def is_item(node: Node) -> bool:
+    """True if a node is one of several results."""
+    return called(node) == "getitem" and isinstance(told(node.args[0]), list | tuple)
 
 
 def is_op(node: object, *meanings: str) -> Meaning | None:

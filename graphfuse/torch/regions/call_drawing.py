@@ -25,6 +25,9 @@ COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
 """Types of tensors that steps read. Others are left to torch."""
 FP8 = {torch.float8_e4m3fn: 464.0}
 """Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
+SMALL_INTEGERS = frozenset({torch.int8, torch.uint8})
+"""Types that casts make, and what computes floats reads, FP8, too: these have all of their numbers."""
+_DECLARED = frozenset({*ROUNDED, *FP8, *SMALL_INTEGERS})
 TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
 """Ops whose results are 0 or 1, those of the second line if all that they read is."""
@@ -162,7 +165,7 @@ class CallDrawing:
             whole = inputs["input"].aligned()
             axes = made.get("axes", whole)
             read = {port: _placed(v, whole) if isinstance(v, Value) else v for port, v in inputs.items()}
-        rounded = from_foreign(dtype).name if dtype in ROUNDED or dtype in FP8 else ""
+        rounded = from_foreign(dtype).name if dtype in _DECLARED else ""
         one = OwnedStep(self.node, op, read, attributes or {}, rounded)
         self.steps.append(one)
         return Value(self.out if shape is self.out.shape else self.out.new_empty(shape, dtype=dtype), one, axes)
@@ -171,10 +174,12 @@ class CallDrawing:
         self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object], dtype: torch.dtype
     ) -> None:
         """Untranslated where an op does not compute with such tensors and numbers as the call does."""
-        if dtype not in COMPUTED and dtype not in FP8:
+        if dtype not in COMPUTED | _DECLARED or dtype in SMALL_INTEGERS and op != "identity":
             raise Untranslated(f"{self.call.name} makes {dtype}")
+        widens = OPS[op].pointwise and (dtype.is_floating_point or op == "identity")
         for port, value in ((port, v) for port, v in inputs.items() if isinstance(v, Value)):
-            if value.tensor.dtype not in (INTEGERS if (op, port) in _OF_INTEGERS else COMPUTED):
+            accepted = COMPUTED | SMALL_INTEGERS | FP8.keys() if widens else COMPUTED
+            if value.tensor.dtype not in (INTEGERS if (op, port) in _OF_INTEGERS else accepted):
                 raise Untranslated(f"{self.call.name} reads {value.tensor.dtype}")
             if value.step is None and value.tensor.dtype is torch.bool and not value.tensor.dim():
                 raise Untranslated(f"{self.call.name} reads a truth value without dimensions")

@@ -9,9 +9,18 @@ from functools import cache, partial
 
 import torch
 
+from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import same, several, told
-from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value, rounded_number
+from graphfuse.torch.regions.call_drawing import (
+    FP8,
+    SMALL_INTEGERS,
+    TO_BOOL,
+    CallDrawing,
+    Untranslated,
+    Value,
+    rounded_number,
+)
 from graphfuse.torch.regions.turned import turned
 
 WIDEST, MULTIPLE = 512, 16
@@ -96,7 +105,49 @@ def _cast(d: CallDrawing) -> Value:
         if not _saturates(d.out.dtype):
             beyond = d.between("cmp_gt", input=d.between("abs", input=x), comparison=FP8[d.out.dtype])
             x = d.between("binary_select", input0=math.nan, input1=x, mask=beyond)
+    if d.out.dtype in SMALL_INTEGERS:
+        if x.tensor.dtype in SMALL_INTEGERS:
+            raise Untranslated(f"a cast of {x.tensor.dtype} to {d.out.dtype}")
+        # torch leaves open what becomes of numbers beyond the type, which kernels take to its ends.
+        x = x if _is_whole(x) else d.between("trunc", input=x)
     return d.step("identity", {"input": x})
+
+
+def _filled(d: CallDrawing, number: object) -> Value:
+    """A number in the place of each element, whatever that is: chosen either way."""
+    x = d["self"]
+    itself = d.between("cmp_eq", input=x, comparison=x)
+    return d.step("binary_select", {"input0": number, "input1": number, "mask": itself})
+
+
+def _detached(d: CallDrawing) -> Value:
+    """What the node itself has made, as torch's functions that fill tensors do. Elsewhere gradients end."""
+    of = d["self"].step
+    return d["self"] if of is not None and of.owner is d.node else d.by_table()
+
+
+def _is_whole(value: Value) -> bool:
+    """True if a value is known to have whole numbers alone."""
+    of: list[object] = [value]
+    for one in of:  # to which those are added that it is made of
+        step = one.step if isinstance(one, Value) else None
+        if step is None:
+            known = not one.tensor.is_floating_point() if isinstance(one, Value) else float(one).is_integer()
+        elif known := step.op in _WHOLE:
+            continue
+        else:
+            read = [step.inputs[port] for port in _STAY_WHOLE.get(step.op, OPS[step.op].chooses)]
+            of += [v for v in read if v not in of]
+            known = bool(read)
+        if not known:
+            return False
+    return True
+
+
+_WHOLE = frozenset({"round", "trunc", "ceil", "floor", "gen_index", *TO_BOOL})
+"""Ops that make whole numbers."""
+_STAY_WHOLE = dict.fromkeys(("add", "sub", "mul"), ("a", "b"))
+"""Ports of ops that make whole numbers of such, beside ops that choose."""
 
 
 @cache
@@ -299,6 +350,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
+    "detach.default": _detached,
+    "full_like.default": lambda d: _filled(d, d["fill_value"]),
+    "zeros_like.default": lambda d: _filled(d, 0.0),
+    "ones_like.default": lambda d: _filled(d, 1.0),
     "pow.Tensor_Scalar": _power,
     **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
