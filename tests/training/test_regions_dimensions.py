@@ -223,9 +223,10 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(cost, "DEVICE", "meta")
 
 
-def judged(function, *shapes):
+def judged(function, *shapes, gradients=False):
     with torch.device("meta"):
-        graph, _ = recorded(function, [torch.empty(shape, dtype=HALF) for shape in shapes], "dynamo")
+        given = [torch.empty(shape, dtype=HALF, requires_grad=gradients) for shape in shapes]
+        graph, _ = recorded(function, given, "dynamo")
     return compiled.replace_in(graph, declines=True)
 
 
@@ -244,8 +245,13 @@ BESIDE = {
     "a weight of each channel before it": (lambda x, w: of_samples(x * w), [LONG, (64, 1, 1)], "move 4 bytes"),
     "another reduction of a sample": (lambda x: (of_samples(x), x.any((1, 2, 3))), [LONG], "move 2 bytes"),
     "few short rows": (of_samples, [SHORT], ""),
-    "few long rows": (of_samples, [(8, 64, 32, 32)], "it has 8 rows of 65536 columns, and a kernel"),
-    "one long row": (lambda x: by_tensor(x, x, x), [LONG], "it has 1 row of 4194304 columns, and a kernel"),
+    "few long rows": (of_samples, [(8, 64, 32, 32)], ""),
+    "gradients of few long rows": (
+        of_samples,
+        [(8, 64, 32, 32)],
+        "it has 8 rows of 65536 columns, whose gradients",
+    ),
+    "one long row": (lambda x: by_tensor(x, x, x), [LONG], ""),
     "one short row": (lambda x: by_tensor(x, x, x), [(8, 64, 64)], ""),
     "a number": (F.mse_loss, [(8, 64, 64)] * 2, "it makes numbers of a whole tensor: inductor's kernels move the same"),
     "numbers of samples": (lambda x: x.pow(2).sum((1, 2, 3)), [LONG], ""),
@@ -257,7 +263,7 @@ BESIDE = {
 @pytest.mark.parametrize("name", BESIDE)
 def test_beside_inductor(name, as_on_a_gpu):
     function, shapes, why = BESIDE[name]
-    entry, *_ = judged(function, *shapes)
+    entry, *_ = judged(function, *shapes, gradients=name.startswith("gradients"))
     assert entry.is_replaced is not bool(why) and why in entry.why
 
 
