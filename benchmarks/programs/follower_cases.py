@@ -90,6 +90,15 @@ def _functions() -> tuple[RowFunction, ...]:
         of("masked-softmax", "scale → mask → softmax", "x m"),
         of("cross-entropy", "cross entropy", "x n"),
         of("capped-cross-entropy", f"{CAP:.0f} · tanh(x / {CAP:.0f}) → cross entropy", "x n"),
+        of("token-logp", "log-softmax → one element a row", "x n"),
+        of("entropy", "entropy of softmax", "x"),
+        of("divergence", "Kullback-Leibler divergence of softmax", "x r"),
+        of("cosine", "cosine similarity", "x r"),
+        of("huber", "smooth L1 loss of rows", "x r"),
+        of("int8-row", "int8 by row", "x", **no),
+        of("rms-int8-row", f"{n} → int8 by row", "x w", **no),
+        of("rms-mx", f"{n} → FP8 by 1 × 32, powers of two", "x w", **no),
+        of("fp8-tensor", "FP8, one scale", "x", **no),
     )
 
 

@@ -76,6 +76,38 @@ def fp8_by_block(y):
     return fp8(blocks, scale).flatten(-2), scale.squeeze(-1)
 
 
+def fp8_by_tensor(y):
+    scale = y.abs().amax().float().clamp(min=1e-4) / LARGEST
+    return fp8(y.float(), scale), scale
+
+
+def mx(y):
+    """FP8 with a power of two for each block of 32."""
+    blocks = y.float().unflatten(-1, (-1, 32))
+    exponent = torch.floor(torch.log2(blocks.abs().amax(-1, keepdim=True).clamp(min=2.0**-100))) - 8
+    return fp8(blocks, torch.exp2(exponent)).flatten(-2), exponent.squeeze(-1)
+
+
+def int8_by_row(y):
+    scale = y.abs().amax(-1, keepdim=True).float().clamp(min=1e-4) / 127
+    return torch.round(y.float() / scale).clamp(-128, 127).to(torch.int8), scale
+
+
+def token_log_probability(x, n):
+    return F.log_softmax(x.float(), -1).gather(-1, n[..., None]).squeeze(-1)
+
+
+def entropy(x):
+    log = F.log_softmax(x.float(), -1)
+    return -(log.exp() * log).sum(-1)
+
+
+def divergence(x, r):
+    """Kullback and Leibler's, of x's distribution from r's."""
+    log, other = F.log_softmax(x.float(), -1), F.log_softmax(r.float(), -1)
+    return (other.exp() * (other - log)).sum(-1)
+
+
 def rms_and_gelu(x, w):
     y = rms(x, w)
     return y, F.gelu(y)
@@ -159,6 +191,15 @@ RUNS: dict[str, Callable[..., object]] = {
     "masked-softmax": masked_softmax,
     "cross-entropy": lambda x, n: F.cross_entropy(x.float(), n),
     "capped-cross-entropy": lambda x, n: F.cross_entropy((CAP * torch.tanh(x / CAP)).float(), n),
+    "token-logp": token_log_probability,
+    "entropy": entropy,
+    "divergence": divergence,
+    "cosine": lambda x, r: F.cosine_similarity(x.float(), r.float(), dim=-1),
+    "huber": lambda x, r: F.smooth_l1_loss(x.float(), r.float(), reduction="none").mean(-1),
+    "int8-row": int8_by_row,
+    "rms-int8-row": lambda x, w: int8_by_row(rms(x, w)),
+    "rms-mx": lambda x, w: mx(rms(x, w)),
+    "fp8-tensor": fp8_by_tensor,
 }
 """Functions by name."""
 
