@@ -88,7 +88,8 @@ def find(
         along[axis] = TranslatedGraph(axis)
         take(regions_of(along[axis]))
     if why_left is not None:
-        reductions = [node for node in graph.nodes if node in left and generated.is_reduction(node)]
+        untranslated = {node for node in graph.nodes if generated.takes_by_number(node) and node in along[-1].why}
+        reductions = [n for n in graph.nodes if n in left and (generated.is_reduction(n) or n in untranslated)]
         # Sums of all elements, as of losses, reduce no rows.
         reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, -1)].why_left(node) for node in reductions}
