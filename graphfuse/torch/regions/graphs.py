@@ -141,7 +141,7 @@ class RegionGraphs(Computation):
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
         regions = [region for region in planner.regions if not region.last]  # others inductor fuses with what it has
-        # The gradient of elements that are told by number torch adds to zeros, of which inductor makes two kernels more.
+        # Gradients of elements that are told by number torch adds to zeros: inductor makes more kernels of that.
         by_number = any(step.op == "gen_index" for step in self.program.steps)
         parts = planner.at(0).parts
         if not any(part.engine.facts is Subgraph or part.region.last and not by_number for part in parts):
