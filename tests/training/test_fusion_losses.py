@@ -7,6 +7,7 @@ from torch.nn import functional as F
 import graphfuse.torch as gft
 from graphfuse.torch import compile_report
 from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend.losses import RowLosses
 from support.traces import recorded
 
 pytestmark = pytest.mark.torch
@@ -36,6 +37,10 @@ FUNCTIONS = {
     "rows of a part": lambda x, t: F.cross_entropy(x.view(2, -1, CLASSES)[:, :-1].reshape(-1, CLASSES), t[2:]),
     "targets shifted, as transformers does": lambda x, t: F.cross_entropy(capped(x), F.pad(t, (0, 1), value=-100)[1:]),
     "scaled": lambda x, t: F.cross_entropy(x * 0.5, t, label_smoothing=0.2),
+    "a softmax's logarithm": lambda x, t: F.nll_loss(F.log_softmax(x * 0.5, -1, dtype=torch.float32), t),
+    "a softmax's logarithm, each row's": lambda x, t: F.nll_loss(
+        capped(x.view(2, 3, 2, CLASSES)).log_softmax(dim=3).flatten(0, 2), t, reduction="none"
+    ),
     "the operator": lambda x, t: gft.cross_entropy(x * 0.5, t, z_loss=1e-2),
 }
 STEPS = {
@@ -43,6 +48,8 @@ STEPS = {
     "capped, each row's": "div, tanh, mul, cross_entropy",
     "targets shifted, as transformers does": "div, tanh, mul, cross_entropy",
     "scaled": "mul, cross_entropy",
+    "a softmax's logarithm": "mul, cross_entropy",
+    "a softmax's logarithm, each row's": "div, tanh, mul, cross_entropy",
     "the operator": "mul, cross_entropy",
 }
 """Of regions that have others than that of the loss."""
@@ -165,14 +172,18 @@ def test_logits_are_read_as_they_were_before_a_cast(name):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "the operator"])
-def test_where_inductor_is_as_good_it_is_torchs_own(name, dynamic):
-    """On a CPU."""
+def test_where_inductor_is_as_good_it_is_as_it_was(name, dynamic):
+    """On a CPU. Of a loss in no region of a graph that has others, torch's own is made again."""
     function, (x, t) = FUNCTIONS[name], given(torch.bfloat16)
     entries, called = [], []
 
     def backend(graph, _):
+        before = [node.target for node in graph.graph.nodes]
         entries.extend(compiled.replace_in(graph, declines=True))
+        assert [node.target for node in graph.graph.nodes] == before
+        RowLosses(graph).restore()
         graph.graph.lint()
+        graph.recompile()
         called.extend(node.target for node in graph.graph.nodes)
         return graph
 
@@ -186,11 +197,18 @@ def test_where_inductor_is_as_good_it_is_torchs_own(name, dynamic):
     assert [entry.why for entry in entries] == [f"{steps}: it is on no GPU, and inductor is as fast"]
 
 
+def read_elsewhere(logps, t):
+    return F.nll_loss(logps, t) + logps.exp().mean()
+
+
 LEFT = {
     "weights of classes": lambda x, t: F.cross_entropy(x, t.clamp(min=0), weight=x[0]),
     "probabilities of classes": lambda x, t: F.cross_entropy(x, x.softmax(1)),
     "classes second of three": lambda x, t: F.cross_entropy(x[..., None], t[:, None]),
     "float64": lambda x, t: F.cross_entropy(x.double(), t),
+    "a logarithm that is read elsewhere": lambda x, t: read_elsewhere(F.log_softmax(x, -1), t),
+    "a softmax's logarithm along rows": lambda x, t: F.nll_loss(F.log_softmax(x, 0), t),
+    "no softmax's logarithm": lambda x, t: F.nll_loss(x * 2, t),
 }
 
 
@@ -198,5 +216,5 @@ LEFT = {
 def test_what_is_left(name):
     graph, tensors = recorded(LEFT[name], given(), "dynamo")
     compiled.replace_in(graph, declines=False)
-    assert any(node.target is F.cross_entropy for node in graph.graph.nodes)
+    assert any(node.target in (F.cross_entropy, F.nll_loss) for node in graph.graph.nodes)
     torch.testing.assert_close(graph(*tensors)[0], LEFT[name](*given()), equal_nan=True)

@@ -1,5 +1,6 @@
 """Graphs that torch.compile compiles, with operators in place of their sites, and the reports of the last ones."""
 
+import copy
 import inspect
 import itertools
 import re
@@ -20,6 +21,7 @@ from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses
 from graphfuse.torch.fusion import generated, surroundings
 from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.new_nodes import become
 from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.regions import judged as regions_of
 from graphfuse.torch.regions.choose import TorchRegion
@@ -95,7 +97,17 @@ def replace_in(module: GraphModule, declines: bool, own_random: bool = False) ->
     """Replaces the sites of a graph, and of the graphs that it calls (of checkpoints, branches, loops). declines:
     whether those are left that inductor is as good at. own_random: whether random numbers may be other than eager's."""
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
-    return [entry for part in parts for entry in _replace_in(part, declines, own_random)]
+    return [entry for part in parts for entry in _replace_or_leave(part, declines, own_random)]
+
+
+def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
+    """Replaces the sites of one graph. Where it has none, all is spelled again as it was."""
+    before = copy.deepcopy(module.graph)
+    entries = _replace_in(module, declines, own_random)
+    if not any(entry.is_replaced for entry in entries):
+        become(module.graph, before)
+        module.recompile()
+    return entries
 
 
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.losses import MOST_IGNORED
 from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import called, exact, is_changed, is_op, same, value
+from graphfuse.torch.fusion.meaning import called, dtype, exact, is_changed, is_op, same, value, wide
 from graphfuse.torch.fusion.new_nodes import put, record, tell_as
 from graphfuse.torch.regions.replace import erase_unread
 
@@ -23,8 +23,10 @@ _REDUCTIONS = ("none", "mean", "sum")
 _PARAMETERS = {
     "cross_entropy": "input target weight size_average ignore_index reduce reduction label_smoothing".split(),
     "cross_entropy_loss": "input target weight reduction ignore_index label_smoothing".split(),
+    "nll_loss": "input target weight size_average ignore_index reduce reduction".split(),
 }
-"""By what a node calls: torch's function, or aten's operator, whose reductions are numbers."""
+"""By what a node calls: torch's function, or aten's operator, whose reductions are numbers. The loss of a softmax's
+logarithm is the cross entropy of what that is of."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ def _losses(graph: Graph) -> Iterator[Loss]:
         if any(one is not None for one in others) or not isinstance(smoothing, float | int) or not _fit(x, target):
             continue
         logits, ignored = _unviewed(x), given.get("ignore_index", -100)
-        if not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
+        logits = _normalized(x, logits) if called(node) == "nll_loss" else logits
+        if logits is None or not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
             continue
         if not any(map(_may_change, (x, logits, target))) and value(logits).dtype in FLOATS:
             yield Loss(node, logits, target, ignored, reduction, float(smoothing))
@@ -143,6 +146,18 @@ def _unviewed(x: Node) -> Node:
         return source
     # An index may take a part of the rows.
     return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
+
+
+def _normalized(x: Node, source: Node) -> Node | None:
+    """The rows that `source` is the logarithm of the softmax of, where nobody reads that but by way of x."""
+    node = x
+    while node is not source and len(node.users) == 1:
+        node = node.args[0]
+    if called(node) != "log_softmax" or len(node.users) != 1 or value(node) is None:
+        return None
+    given = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    kind, is_last = dtype(given["input"]), given.get("dim") in (-1, value(node).dim() - 1)
+    return _unviewed(given["input"]) if is_last and dtype(node) in (kind, wide(kind)) else None
 
 
 def _may_change(node: object) -> bool:

@@ -36,6 +36,8 @@ _MOVES = frozenset(
     "bernoulli softsign tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
 )
 """What torch does not call pointwise, and inductor computes element by element."""
+_BY_NUMBER = frozenset({"gather", "take_along_dim"})
+"""What takes elements along a dimension by their numbers."""
 _IDENTICAL = ("add", "sub", "cat", "same")
 
 
@@ -58,6 +60,11 @@ def is_repeatable(name: str) -> bool:
 def is_reduction(node: Node) -> bool:
     """True if an operation makes fewer numbers than it reads, on its way or in the end."""
     return _name(node) in _REDUCTIONS
+
+
+def takes_by_number(node: Node) -> bool:
+    """True if an operation takes elements along a dimension by their numbers."""
+    return _name(node) in _BY_NUMBER
 
 
 def is_free(node: Node) -> bool:

@@ -35,3 +35,14 @@ def tell_as(node: Node, old: Node) -> None:
 def permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """The node with its dimensions in an order."""
     return node if [*order] == sorted(order) else put(graph, torch.ops.aten.permute.default, node, [*order])
+
+
+def become(graph: Graph, other: Graph) -> None:
+    """Gives a graph the nodes of another with the same placeholders. Its own stay, as Dynamo knows them."""
+    (end,) = other.find_nodes(op="output")
+    known = dict(zip(*(g.find_nodes(op="placeholder") for g in (other, graph)), strict=True))
+    for node in reversed(graph.nodes):
+        if node.op != "placeholder":
+            graph.erase_node(node)
+    made = graph.output(graph.graph_copy(other, known))
+    made.meta = end.meta

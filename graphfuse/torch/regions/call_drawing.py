@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
@@ -225,6 +225,18 @@ class CallDrawing:
         one = OwnedStep(self.node, "identity", {"input": _placed(value, ())}, {}, ROUNDED[dtype].name)
         self.steps.append(one)
         return Value(value.tensor.to(dtype), one, ())
+
+    def number_of_column(self, index: Value, axes: Sequence[int] | None = None) -> Value:
+        """Integers, or what was made of them, as float32, which has every number that a column may have. axes: those of
+        integers that are read."""
+        if index.step is not None:
+            return index
+        if index.tensor.dtype not in INTEGERS:
+            raise Untranslated(f"{self.call.name} by numbers of {index.tensor.dtype}")
+        axes = index.aligned() if axes is None else (*axes,)
+        one = OwnedStep(self.node, "identity", {"input": replace(index, axes=axes)}, {}, "")
+        self.steps.append(one)
+        return Value(index.tensor.to(torch.float32), one, axes)
 
     def between(self, op: str, **inputs: object) -> Value:
         """A step whose result nothing rounds, of the shape that its inputs have together."""

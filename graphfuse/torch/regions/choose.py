@@ -92,7 +92,8 @@ def find(
         along[columns] = TranslatedGraph(columns)
         take(regions_of(along[columns]))
     if why_left is not None:
-        reductions = [node for node in graph.nodes if node in left and generated.is_reduction(node)]
+        untranslated = {node for node in graph.nodes if generated.takes_by_number(node) and node in along[COLUMNS].why}
+        reductions = [n for n in graph.nodes if n in left and (generated.is_reduction(n) or n in untranslated)]
         # Sums of all elements, as of losses, reduce no rows.
         reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}

@@ -11,6 +11,7 @@ import torch
 
 from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import same, several, told
 from graphfuse.torch.regions.call_drawing import (
     FP8,
@@ -34,9 +35,10 @@ def _same(d: CallDrawing) -> Value:
     if (turn := turned(d.node)) is not None and turn.interleaved:
         return _turned(d)
     value, new = d["self"], d.out
-    if value.step is None:  # a tensor that is read as the view has it
-        return d.read(new)
     old = value.tensor
+    if value.step is None:  # a tensor that is read as the view has it
+        is_alike = old.dim() == new.dim() and all(map(same, (*old.shape, *old.stride()), (*new.shape, *new.stride())))
+        return value if is_alike else d.read(new)
     if new.dtype is not old.dtype:
         raise Untranslated("a view of another type")
     axes, left = [], [(n, a) for n, a in zip(value.shape, value.aligned(), strict=True) if not same(n, 1)]
@@ -171,13 +173,16 @@ def _power(d: CallDrawing) -> Value:
 
 
 def _remainder(d: CallDrawing) -> Value:
-    """The remainder of a tensor by another, with the sign of that."""
+    """The remainder of a tensor by another, with the sign of that; by it `take_along_dim` counts from the end."""
     a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
-    left = d.step("mod", {"input0": a, "input1": b})
+    is_index = generated.takes_by_number(d.node)
+    a, dtype = (d.number_of_column(a), torch.float32) if is_index else (a, d.out.dtype)
+    left = d.step("mod", {"input0": a, "input1": b}, dtype=dtype)
     below = d.between("cmp_lt", input=b, comparison=0) if isinstance(b, Value) else float(b < 0)
     differs = d.between("cmp_neq", input=d.between("cmp_lt", input=left, comparison=0), comparison=below)
     mask = d.between("logical_and", a=d.between("cmp_neq", input=left, comparison=0), b=differs)
-    return d.step("binary_select", {"input0": d.step("add", {"a": left, "b": b}), "input1": left, "mask": mask})
+    more = d.step("add", {"a": left, "b": b}, dtype=dtype)
+    return d.step("binary_select", {"input0": more, "input1": left, "mask": mask}, dtype=dtype)
 
 
 def _clamp(d: CallDrawing, low: object, high: object) -> Value:
@@ -241,6 +246,24 @@ def _squared_error(d: CallDrawing) -> Value:
 
 _OF_LOSSES = {1: "AVG", 2: "ADD"}
 """Modes by the numbers that torch has for means and sums of losses."""
+
+
+def _named(d: CallDrawing) -> Value:
+    """The element of each row that an index names. Where that is the number of no column, for which torch stops the
+    program, the result and the row's gradient are NaN, as of a target of cross entropy."""
+    x, index, rows = d["self"], d["index"], [*d["self"].tensor.shape]
+    (dim,) = d.columns(x, d["dim"])
+    rows[dim] = 1
+    if len(rows) != index.tensor.dim() or not all(map(same, rows, index.tensor.shape)):
+        raise Untranslated(f"{d.call.name} by an index of shape {tuple(index.tensor.shape)}; accepted: one a row")
+    index = d.number_of_column(index, x.aligned())
+    number = d.step("gen_index", {"input": x}, {"axis": -1}, shape=x.shape, dtype=torch.float32)
+    is_named = d.between("cmp_eq", input=number, comparison=index)
+    count = d.reduced("ADD", is_named, d["dim"], True, torch.float32)
+    one = d.between("div", a=count, b=count)  # NaN where no column is named
+    element, none = d.between("mul", a=x, b=one), d.between("sub", a=one, b=1.0)
+    alone = d.between("binary_select", input0=element, input1=none, mask=is_named)
+    return d.reduced("ADD", alone, d["dim"], True, d.out.dtype)
 
 
 def _length(d: CallDrawing) -> Value:
@@ -367,6 +390,7 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "mse_loss.default": _squared_error,
     "max.dim": partial(_extreme, "MAX"),
     "min.dim": partial(_extreme, "MIN"),
+    "gather.default": _named,
     "linalg_vector_norm.default": _length,
     "var.correction": _variance,
     "var_mean.correction": partial(_with_mean, _variance),

@@ -141,7 +141,10 @@ class RegionGraphs(Computation):
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
         regions = [region for region in planner.regions if not region.last]  # others inductor fuses with what it has
-        if not any(part.engine.facts is Subgraph or part.region.last for part in planner.at(0).parts):
+        # Gradients of elements that are told by number torch adds to zeros: inductor makes more kernels of that.
+        by_number = any(step.op == "gen_index" for step in self.program.steps)
+        parts = planner.at(0).parts
+        if not any(part.engine.facts is Subgraph or part.region.last and not by_number for part in parts):
             return ""
         if not regions:
             return "nothing is reduced for its gradients: inductor makes them element by element"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -52,7 +52,8 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
     others = dict[Node, str]()
-    fitting = (part for region in find(graph, parts, why_left=others) for part in _fitting(graph, region))
+    chosen = (part for region in find(graph, parts, why_left=others) for part in _reading(graph, region, others))
+    fitting = (part for region in chosen for part in _fitting(graph, region))
     found = [part for region in fitting for part in _trainable(graph, region)]
     reasons = _declined(found) if declines else {}
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
@@ -76,6 +77,33 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
         if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
             return f"it computes with {with_article(type(t).__name__)}"
     return ""
+
+
+def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> list[TorchRegion]:
+    """The region; or those of its nodes without what takes an element of rows that nothing else of it reads."""
+    by_number = {n for n in region.nodes if generated.takes_by_number(n)}
+    if not by_number:
+        return [region]
+    through = {*region.nodes} - by_number
+    read = _made_of((n for n in through if generated.is_reduction(n) or n in region.outputs), through)
+    whole = {n for n, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.whole}
+    alone = {n for n in by_number if whole & _made_of(n.all_input_nodes, through) - read}
+    if not alone:
+        return [region]
+    why_left |= dict.fromkeys(alone, "nothing else reads the rows: torch reads the elements that are named")
+    others = dict.fromkeys((n for n in region.nodes if n not in alone), 0)
+    return [part for one in find(graph, others) for part in _reading(graph, one, why_left)]
+
+
+def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
+    """Nodes, and those that they are computed from by way of some."""
+    found, waiting = set[Node](), [*nodes]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes if node in through else ()
+    return found
 
 
 def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
