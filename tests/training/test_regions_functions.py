@@ -11,6 +11,11 @@ pytestmark = pytest.mark.torch
 FUNCTIONS = {
     "ceil": torch.ceil,
     "floor": torch.floor,
+    "round": lambda y: torch.round(3 * y),
+    "trunc": lambda y: torch.trunc(3 * y),
+    "exp2": torch.exp2,
+    "log2": lambda y: torch.log2(y.abs() + 1),
+    "binary_select of a number": lambda y: torch.maximum(y, torch.full_like(y, 0.3)),
     "sin": lambda y: torch.sin(100 * y),
     "cos": torch.cos,
     "tan": torch.tan,

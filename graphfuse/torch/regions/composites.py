@@ -123,7 +123,7 @@ def _filled(d: CallDrawing, number: object) -> Value:
 
 
 def _detached(d: CallDrawing) -> Value:
-    """What the node itself has made, as torch's functions that fill tensors do. Elsewhere gradients end."""
+    """The value as it is, where the node itself has made it, as those that fill tensors do. Elsewhere gradients end."""
     of = d["self"].step
     return d["self"] if of is not None and of.owner is d.node else d.by_table()
 
