@@ -5,10 +5,14 @@ torch itself says which operations are pointwise. What it does not say is listed
 """
 
 import functools
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
+from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
 from graphfuse.torch.fusion.meaning import (
     MEANING,
     OURS,
@@ -41,7 +45,7 @@ _IDENTICAL = ("add", "sub", "cat", "same")
 def is_generated(node: Node) -> bool:
     """True if inductor writes the kernel of an operation."""
     name = _name(node)
-    return bool(name) and (name in _REDUCTIONS or name in _MOVES or _is_pointwise(name) or not reads(node))
+    return bool(name) and (_is_known(name) or not reads(node) or bool(_made_of(node)))
 
 
 def is_pointwise(node: Node) -> bool:
@@ -56,7 +60,7 @@ def is_repeatable(name: str) -> bool:
 
 def is_reduction(node: Node) -> bool:
     """True if an operation makes fewer numbers than it reads, on its way or in the end."""
-    return _name(node) in _REDUCTIONS
+    return _name(node) in _REDUCTIONS or not _REDUCTIONS.isdisjoint(_made_of(node))
 
 
 def is_free(node: Node) -> bool:
@@ -102,7 +106,7 @@ def passes_gradients(node: Node) -> bool:
 def reads(node: Node) -> bool:
     """True if a node reads the elements of what it is given: not its extents alone."""
     made = told(node)
-    if called(node).endswith("_like") or called(node).startswith("new_"):
+    if _is_of_extents(called(node)):
         return False
     return node.op == "output" or made is None or any(isinstance(one, torch.Tensor) for one in several(made))
 
@@ -131,3 +135,51 @@ def _is_pointwise(name: str) -> bool:
     overloads = packet.overloads() if hasattr(packet, "overloads") else ()
     tags = {tag for one in overloads for tag in getattr(packet, one).tags}
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _is_known(name: str) -> bool:
+    """True if inductor generates operations of this name."""
+    return name in _REDUCTIONS or name in _MOVES or _is_pointwise(name)
+
+
+def _is_of_extents(name: str) -> bool:
+    """True for an operation that makes a tensor as large as another."""
+    return name.endswith("_like") or name.startswith("new_")
+
+
+_made: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()
+"""Names, by node, of what was asked."""
+
+
+def _made_of(node: Node) -> frozenset[str]:
+    """Names of operations that inductor generates and that a node is made of, as torch takes it apart; none where
+    one of them is a library's, and of what has a name that says more."""
+    if not called(node) or _name(node) in MEANING or called(node) in PARTS or _is_known(_name(node)):
+        return frozenset()
+    if node not in _made:
+        calls, _ = calls_of(node, {}, told) or ((), None)
+        _made[node] = frozenset(_names(calls) or ())
+    return _made[node]
+
+
+def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] | None:
+    """Names of the calls, or of their parts; None where inductor does not generate one."""
+    found = set[str]()
+    for call in calls:
+        name = call.name.partition(".")[0]
+        name = MEANING.get(name, name)
+        if _is_known(name) or _moves_nothing(call):
+            found.add(name)
+            continue
+        parts = None if call.computed in within else parts_of(call)
+        names = None if parts is None else _names(parts[0], (*within, call.computed))
+        if names is None:
+            return None
+        found |= names
+    return found
+
+
+def _moves_nothing(call: Call) -> bool:
+    """True for a view, and for what reads no elements."""
+    reads_none = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(call.arguments))
+    return is_view(call) or reads_none or _is_of_extents(call.name.partition(".")[0])

@@ -17,7 +17,7 @@ from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.meaning import called, same
-from graphfuse.torch.regions.aten_calls import Call
+from graphfuse.torch.fusion.aten_calls import Call
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
@@ -37,6 +37,10 @@ _ROUNDING_NUMBERS = frozenset({"pow", "mod"})
 
 class Untranslated(Exception):
     """Why an operation is none of a program."""
+
+
+class NoOp(Untranslated):
+    """No op of the table is what it calls."""
 
 
 class AlongAnother(Untranslated):
@@ -129,7 +133,7 @@ class CallDrawing:
                 return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
         of = called(self.node)
         calls = "" if self.call.name.startswith(of) else f", which {of} calls"
-        raise Untranslated(f"no op computes {self.call.name} of such arguments{calls}")
+        raise NoOp(f"no op computes {self.call.name} of such arguments{calls}")
 
     def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
         """Arguments by port or attribute; None where one has a value that the op does not have."""

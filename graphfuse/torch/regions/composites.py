@@ -10,6 +10,7 @@ from functools import cache, partial
 import torch
 
 from graphfuse.runtime import torch_private
+from graphfuse.torch.fusion.aten_calls import Call, is_view
 from graphfuse.torch.fusion.meaning import same, several, told
 from graphfuse.torch.regions.call_drawing import FP8, CallDrawing, Untranslated, Value, rounded_number
 from graphfuse.torch.regions.turned import turned
@@ -104,6 +105,25 @@ def _saturates(dtype: torch.dtype) -> bool:
     """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
     with torch_private.without_modes():  # that of a compiler has tensors without values
         return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
+
+
+def _constant(d: CallDrawing) -> object:
+    """A number, which all elements of a new tensor are."""
+    return rounded_number(d["fill_value"], d.out.dtype)
+
+
+_CASTS = ("_to_copy.default", "convert_element_type.default")
+
+
+def is_number(call: Call, known: Mapping[int, object]) -> bool:
+    """True for a view or a cast of a number that was made a tensor: it has no gradient that a view could end."""
+    first = next(iter(call.arguments.values()), None)
+    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(id(first)), int | float)
+
+
+def as_number(d: CallDrawing) -> object:
+    """The number that a view or a cast is of."""
+    return rounded_number(d[next(iter(d.call.arguments))], d.out.dtype)
 
 
 def _power(d: CallDrawing) -> Value:
@@ -284,9 +304,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     ),
     **dict.fromkeys(("permute.default", "transpose.int"), _permuted),
     "cat.default": _turned,
-    **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
+    **dict.fromkeys(_CASTS, _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
+    **dict.fromkeys("full.default full_like.default new_full.default".split(), _constant),
     "pow.Tensor_Scalar": _power,
     **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),

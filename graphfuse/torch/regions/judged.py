@@ -24,7 +24,7 @@ from graphfuse.torch.fusion.meaning import (
 )
 from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_as_large
 from graphfuse.torch.regions import over_ranks
-from graphfuse.torch.regions.aten_calls import mistold
+from graphfuse.torch.fusion.aten_calls import mistold
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace
