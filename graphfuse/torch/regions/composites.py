@@ -107,9 +107,15 @@ def _saturates(dtype: torch.dtype) -> bool:
         return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
-def _constant(d: CallDrawing) -> object:
-    """A number, which all elements of a new tensor are."""
-    return rounded_number(d["fill_value"], d.out.dtype)
+def _constant(number: float | None, d: CallDrawing) -> object:
+    """The number that all elements of a new tensor are, or that the call says."""
+    return rounded_number(d["fill_value"] if number is None else number, d.out.dtype)
+
+
+def _filled(d: CallDrawing) -> object:
+    if isinstance(d["self"], Value):
+        raise Untranslated("it fills what was computed")
+    return rounded_number(d["value"], d.out.dtype)
 
 
 _CASTS = ("_to_copy.default", "convert_element_type.default")
@@ -126,6 +132,19 @@ def as_number(d: CallDrawing) -> object:
     return rounded_number(d[next(iter(d.call.arguments))], d.out.dtype)
 
 
+def _sign(d: CallDrawing) -> Value:
+    x = d["self"]
+    above, below = (d.between(op, input=x, comparison=0.0) for op in ("cmp_gt", "cmp_lt"))
+    return d.step("sub", {"a": above, "b": below})
+
+
+def _whole_part(d: CallDrawing) -> Value:
+    x = d["self"]
+    up, down = (d.between(op, input=x) for op in ("ceil", "floor"))
+    below = d.between("cmp_lt", input=x, comparison=0.0)
+    return d.step("binary_select", {"input0": up, "input1": down, "mask": below})
+
+
 def _power(d: CallDrawing) -> Value:
     x, exponent = d["self"], d["exponent"]
     if exponent == 2:
@@ -139,6 +158,36 @@ def _power(d: CallDrawing) -> Value:
     return d.step("pow", {"input0": x, "input1": exponent})
 
 
+def _elu(d: CallDrawing) -> Value:
+    x = d["self"]
+    if d["scale"] == d["input_scale"] == 1:
+        return d.step("elu", {"input": x}, {"elu_alpha": d["alpha"]})
+    below = d.between("mul", a=x, b=d["input_scale"])
+    below = d.step("elu", {"input": below}, {"elu_alpha": d["alpha"] * d["scale"]}, dtype=torch.float32)
+    above, mask = d.between("mul", a=x, b=d["scale"]), d.between("cmp_gt", input=x, comparison=0.0)
+    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
+
+
+def _celu(d: CallDrawing) -> Value:
+    x, alpha = d["self"], d["alpha"]
+    below = d.between("mul", a=x, b=1 / alpha)
+    below = d.step("elu", {"input": below}, {"elu_alpha": alpha}, dtype=torch.float32)
+    return d.step("binary_select", {"input0": x, "input1": below, "mask": d.between("cmp_gt", input=x, comparison=0.0)})
+
+
+def _hard_sigmoid(d: CallDrawing) -> Value:
+    return d.step("div", {"a": _opened(d), "b": 6.0})
+
+
+def _hard_swish(d: CallDrawing) -> Value:
+    return d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0})
+
+
+def _opened(d: CallDrawing) -> Value:
+    """Six times the hard sigmoid, of which limits have no gradient."""
+    return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
+
+
 def _remainder(d: CallDrawing) -> Value:
     """The remainder of a tensor by another, with the sign of that."""
     a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
@@ -150,7 +199,7 @@ def _remainder(d: CallDrawing) -> Value:
 
 
 def _clamp(d: CallDrawing, low: object, high: object) -> Value:
-    return _limited(d, low, high, at_limits=_clamp_has_gradients_at_limits())
+    return _limited(d, d["self"], low, high, at_limits=_clamp_has_gradients_at_limits())
 
 
 @cache
@@ -161,19 +210,17 @@ def _clamp_has_gradients_at_limits() -> bool:
         return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
 
-def _limited(d: CallDrawing, low: object, high: object, at_limits: bool = False) -> Value:
+def _limited(d: CallDrawing, x: Value, low: object, high: object, at_limits: bool = False) -> Value:
     """The values with limits in place of what is beyond, which has no gradient; `at_limits`: what equals them has one.
     Comparisons say so, not `max` and `min`: these share the gradient of equals, as torch does for maximum alone."""
-    x = d["self"]
     below, above = ("cmp_lt", "cmp_gt") if at_limits else ("cmp_le", "cmp_ge")
     limits = [limit for limit in (low, high) if limit is not None]
     if any(limit != limit for limit in limits):
         raise Untranslated(f"{d.call.name} between {low} and {high}; accepted: numbers")
     for limit, beyond in ((low, below), (high, above)):
         if limit is not None:
-            x = d.step(
-                "binary_select", {"input0": limit, "input1": x, "mask": d.between(beyond, input=x, comparison=limit)}
-            )
+            mask = d.between(beyond, input=x, comparison=limit)
+            x = d.step("binary_select", {"input0": limit, "input1": x, "mask": mask}, dtype=x.tensor.dtype)
     return x
 
 
@@ -307,13 +354,24 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(_CASTS, _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
-    **dict.fromkeys("full.default full_like.default new_full.default".split(), _constant),
+    **dict.fromkeys("full.default full_like.default new_full.default".split(), partial(_constant, None)),
+    **dict.fromkeys("zeros.default zeros_like.default new_zeros.default".split(), partial(_constant, 0.0)),
+    "empty_like.default": partial(_constant, 0.0),  # of which nothing is said until something fills it
+    "fill.Scalar": _filled,
+    **dict.fromkeys("ones.default ones_like.default new_ones.default".split(), partial(_constant, 1.0)),
+    "sign.default": _sign,
+    "trunc.default": _whole_part,
     "pow.Tensor_Scalar": _power,
     **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
-    "hardtanh.default": lambda d: _limited(d, d["min_val"], d["max_val"]),
+    "exp2.default": lambda d: d.step("pow", {"input0": 2.0, "input1": d["self"]}),
+    "elu.default": _elu,
+    "celu.default": _celu,
+    "hardsigmoid.default": _hard_sigmoid,
+    "hardswish.default": _hard_swish,
+    "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),
     "mean.dim": partial(_reduced, "AVG"),
     "sum.dim_IntList": partial(_reduced, "ADD"),
     "amax.default": partial(_reduced, "MAX"),

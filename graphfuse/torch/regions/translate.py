@@ -20,7 +20,7 @@ from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
 from graphfuse.torch.regions.call_drawing import AlongAnother, CallDrawing, NoOp, OwnedStep, Untranslated, Value
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.groups import Groups
-from graphfuse.torch.regions.parts_gradients import have_its_gradients
+from graphfuse.torch.regions.same_parts import are_same
 from graphfuse.torch.regions.turned import turned_within
 
 Operators = tuple[torch._ops.OpOverload, ...]
@@ -217,8 +217,8 @@ class TranslatedGraph:
             self.held += results
             for part in calls:
                 self._call(node, part, known, graded, (*within, call.computed))
-            if not graded.isdisjoint(map(id, read)) and not have_its_gradients(call, graded):
-                raise Untranslated(f"what torch takes {call.name} apart into has other gradients") from None
+            if not are_same(call, graded):
+                raise Untranslated(f"what torch takes {call.name} apart into has other values or gradients") from None
             made = [known.get(id(one)) for one in results]
         known |= ((id(t), v) for t, v in zip(call.results, made, strict=False) if v is not None)
         self.held += call.results
@@ -238,7 +238,7 @@ def _read(node: Node) -> Container[int]:
 def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> object:
     """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
-        if id(made) not in known:
+        if not isinstance(known.get(id(made)), Value):
             raise Untranslated(f"no op makes its result of {made.dtype}")
         if known[id(made)].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
