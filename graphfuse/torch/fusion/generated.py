@@ -1,7 +1,7 @@
 """Nodes of an FX graph that inductor writes kernels for, and so fuses with their neighbours; views, which cost nothing;
 all others are calls of libraries and operators.
 
-torch itself says which operations are pointwise. What it does not say is listed.
+torch itself says which operations are pointwise, and takes others apart. What it does not say is listed.
 """
 
 import functools
@@ -29,14 +29,12 @@ from graphfuse.torch.fusion.meaning import (
 
 _REDUCTIONS = frozenset(
     "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
-    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm cosine_similarity mse_loss "
-    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss group_norm instance_norm batch_norm "
+    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm batch_norm "
     "graphfuse::cross_entropy_loss".split()
 )
 _MOVES = frozenset(
-    "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "
-    "gather take_along_dim dropout graphfuse::keyed_dropout native_dropout alpha_dropout feature_alpha_dropout "
-    "bernoulli softsign tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
+    "cast clone cat constant_pad_nd roll flip repeat embedding index gather dropout graphfuse::keyed_dropout "
+    "native_dropout feature_alpha_dropout bernoulli fake_quantize_per_tensor_affine".split()
 )
 """What torch does not call pointwise, and inductor computes element by element."""
 _IDENTICAL = ("add", "sub", "cat", "same")
@@ -167,9 +165,8 @@ def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] |
     found = set[str]()
     for call in calls:
         name = call.name.partition(".")[0]
-        name = MEANING.get(name, name)
-        if _is_known(name) or _moves_nothing(call):
-            found.add(name)
+        if _is_known(name) or _is_known(MEANING.get(name, name)) or _moves_nothing(call):
+            found.add(MEANING.get(name, name))
             continue
         parts = None if call.computed in within else parts_of(call)
         names = None if parts is None else _names(parts[0], (*within, call.computed))
