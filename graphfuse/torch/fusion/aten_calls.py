@@ -134,7 +134,7 @@ def is_view(call: Call) -> bool:
 
 
 def given(call: Call) -> tuple[list[object], dict[str, object]]:
-    """What a call is given by place and by name."""
+    """Arguments of a call, by place and by name."""
     found = [(a, call.arguments[a.name]) for a in call.overload._schema.arguments]
     named = {a.name: v for a, v in found if a.kwarg_only and v is not None}
     return [v for a, v in found if not a.kwarg_only], named
@@ -147,7 +147,7 @@ def _method(name: str) -> Callable[..., object]:
 def _logged(
     function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object], tensors: Iterable[torch.Tensor]
 ) -> tuple[Sequence[Call], object] | None:
-    """What a function of tensors calls of aten, and what it returns; None where it does not run on these tensors."""
+    """Calls of aten that a function of tensors makes, and what it returns; None where it does not run on these."""
     calls = _Calls()
     seen = torch_private.dispatched_to(calls)
     if seen is None:

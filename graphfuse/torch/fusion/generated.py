@@ -6,12 +6,13 @@ torch itself says which operations are pointwise, and takes others apart. What i
 
 import functools
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from graphfuse.runtime.kept import make_room
 from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
 from graphfuse.torch.fusion.meaning import (
     MEANING,
@@ -145,8 +146,9 @@ def _is_of_extents(name: str) -> bool:
     return name.endswith("_like") or name.startswith("new_")
 
 
-_made: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()
-"""Names, by node, of what was asked."""
+_MOST = 1024
+_made = dict[object, frozenset[str]]()
+"""Names by what was asked."""
 
 
 def _made_of(node: Node) -> frozenset[str]:
@@ -154,10 +156,17 @@ def _made_of(node: Node) -> frozenset[str]:
     one of them is a library's, and of what has a name that says more."""
     if not called(node) or _name(node) in MEANING or called(node) in PARTS or _is_known(_name(node)):
         return frozenset()
-    if node not in _made:
+    asked = node.target, str(map_arg((node.args, node.kwargs), _described))
+    if asked not in _made:
         calls, _ = calls_of(node, {}, told) or ((), None)
-        _made[node] = frozenset(_names(calls) or ())
-    return _made[node]
+        make_room(_made, _MOST)
+        _made[asked] = frozenset(_names(calls) or ())
+    return _made[asked]
+
+
+def _described(node: Node) -> object:
+    """What of a node decides whether operations with it are generated."""
+    return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in several(told(node))]
 
 
 def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] | None:

@@ -16,8 +16,8 @@ from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.meaning import called, same
 from graphfuse.torch.fusion.aten_calls import Call
+from graphfuse.torch.fusion.meaning import called, same
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
@@ -154,6 +154,8 @@ class CallDrawing:
         shape, dtype = made.get("shape", self.out.shape), made.get("dtype", self.out.dtype)
         inputs = {port: self._known(v) for port, v in inputs.items()}
         values = [v for v in inputs.values() if isinstance(v, Value)]
+        if not values:
+            raise Untranslated(f"{self.call.name} computes with numbers alone")
         self._check(op, inputs, attributes or {}, dtype)
         if OPS[op].pointwise:
             if not _fits(values, shape):

@@ -48,14 +48,15 @@ def are_same(call: Call, graded: Container[int]) -> bool:
 
     tensors = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
     leaves, form = pytree.tree_flatten(pytree.tree_map(described, given(call)))
-    varies = any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in leaves)
-    found = None if varies or not all(t.is_floating_point() for t in tensors) else _are_same(call.computed, (*leaves,), form)
+    is_known = all(t.is_floating_point() for t in tensors)
+    is_known &= not any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in leaves)
+    found = _are_same(call.computed, (*leaves,), form) if is_known else None
     return not any(id(t) in graded for t in tensors) if found is None else found
 
 
 @functools.lru_cache(maxsize=256)
 def _are_same(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form: pytree.TreeSpec) -> bool | None:
-    """Whether both make the same; None where they make nothing of such points."""
+    """True if both make the same; None where they make nothing of such points."""
     ranks = [v.rank for v in leaves if isinstance(v, _Tensor)]
     rank = max(ranks, default=0)
     numbers = {abs(float(v)) for v in leaves if isinstance(v, int | float)}

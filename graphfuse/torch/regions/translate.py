@@ -14,10 +14,18 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
+from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
 from graphfuse.torch.fusion.meaning import hint, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
-from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
-from graphfuse.torch.regions.call_drawing import AlongAnother, CallDrawing, NoOp, OwnedStep, Untranslated, Value
+from graphfuse.torch.regions.call_drawing import (
+    ROUNDED,
+    AlongAnother,
+    CallDrawing,
+    NoOp,
+    OwnedStep,
+    Untranslated,
+    Value,
+)
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.same_parts import are_same
@@ -135,7 +143,8 @@ class TranslatedGraph:
         calls, made = found
         self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
         known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
-        graded = {id(aliases[id(t)]) for a in node.all_input_nodes if _has_gradient(a) for t, _ in self._tensors(a, node)}
+        with_gradient = filter(_has_gradient, node.all_input_nodes)
+        graded = {id(aliases[id(t)]) for a in with_gradient for t, _ in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
         try:
@@ -210,7 +219,7 @@ class TranslatedGraph:
         try:
             made = several(draw(drawing) if draw else drawing.by_table())
         except NoOp:
-            parts = None if call.computed in within else parts_of(call)
+            parts = None if call.computed in within or _rounds_read(call, read, known) else parts_of(call)
             if parts is None:
                 raise
             calls, results = parts
@@ -222,6 +231,13 @@ class TranslatedGraph:
             made = [known.get(id(one)) for one in results]
         known |= ((id(t), v) for t, v in zip(call.results, made, strict=False) if v is not None)
         self.held += call.results
+
+
+def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[int, object]) -> bool:
+    """True if torch rounds a tensor without dimensions to the type of the others, which the call's parts do not."""
+    dtype = call.results[0].dtype
+    alone = (t for t in read if not t.dim() and not isinstance(known.get(id(t)), int | float))
+    return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
 
 
 def _has_gradient(node: Node) -> bool:
