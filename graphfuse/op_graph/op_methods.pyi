@@ -329,6 +329,12 @@ class OpMethods:
     def log2(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Logarithm to base 2; NaN below 0."""
 
+    def log1p(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """Natural logarithm of 1 + input; NaN below -1. The sum is not rounded."""
+
+    def expm1(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
+        """e^input - 1, of which the difference is not rounded."""
+
     def ceil(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """The next whole number from input on."""
 

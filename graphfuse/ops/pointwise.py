@@ -343,6 +343,18 @@ TABLE = (
         "log2f({input})",
         lambda p: p.graph.div(p.grad, p.graph.mul(p["input"], math.log(2))),
     ),
+    _function(
+        "log1p",
+        "Natural logarithm of 1 + input; NaN below -1. The sum is not rounded.",
+        "log1pf({input})",
+        lambda p: p.graph.div(p.grad, p.graph.add(p["input"], 1.0)),
+    ),
+    _function(
+        "expm1",
+        "e^input - 1, of which the difference is not rounded.",
+        "expm1f({input})",
+        lambda p: p.graph.mul(p.grad, p.graph.add(p["output"], 1.0)),
+    ),
     _function("ceil", "The next whole number from input on.", "ceilf({input})", JUMPS),
     _function("floor", "The last whole number up to input.", "floorf({input})", JUMPS),
     _function("round", "The nearest whole number, of two the even one.", "rintf({input})", JUMPS),

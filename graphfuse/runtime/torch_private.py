@@ -252,6 +252,17 @@ def python_dispatcher() -> AbstractContextManager[object]:
     return (_find("_dispatch.python.enable_python_dispatcher") or nullcontext)()
 
 
+def decomposition(operator: object) -> Callable[..., object] | None:
+    """Function that makes what an operator does by calling others, as inductor has it; of a primitive of torch's own
+    references, what it is called in aten. None where torch has none."""
+    in_aten = getattr(operator, "impl_aten", None)
+    if in_aten is not None:
+        return in_aten
+    with suppress(ImportError):
+        importlib.import_module("torch._decomp")
+    return (_find("_decomp.decomposition_table") or {}).get(operator)
+
+
 def differentiates_forward() -> Callable[[], bool]:
     """Function that says if a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work.
     Always, where torch cannot tell."""

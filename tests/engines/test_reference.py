@@ -23,7 +23,7 @@ CASES = {
     "softplus": ({}, {"softplus_beta": 1.5}, {"softplus_beta": -0.5}),
 }
 CASES |= {f"{name}_backward": cases for name, cases in CASES.items()}
-POSITIVE = ("sqrt", "rsqrt", "log", "log2", "pow")
+POSITIVE = ("sqrt", "rsqrt", "log", "log2", "log1p", "pow")
 
 
 def test_every_pointwise_op_has_a_reference_here():

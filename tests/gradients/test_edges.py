@@ -53,6 +53,8 @@ EDGES = {
     "rsqrt": (lambda g, x: g.rsqrt(x), torch.rsqrt, POINTS[:2].abs()),
     "reciprocal": (lambda g, x: g.reciprocal(x), torch.reciprocal, POINTS[:2]),
     "log": (lambda g, x: g.log(x), torch.log, POINTS.abs()),
+    "log1p": (lambda g, x: g.log1p(x), torch.log1p, POINTS.abs()),
+    "expm1": (lambda g, x: g.expm1(x), torch.expm1, POINTS),
     "exp": (lambda g, x: g.exp(x), torch.exp, POINTS),
     "div by zero": (lambda g, x, y: g.div(x, y), torch.div, POINTS[:2], OTHER[:2]),
     "sigmoid": (lambda g, x: g.sigmoid(x), torch.sigmoid, POINTS),

@@ -82,7 +82,7 @@ BROADCAST = [
     for count in range(4)
     for ones in itertools.combinations(range(3), count)
 ]
-POSITIVE = ("log", "log2", "sqrt", "rsqrt", "pow")
+POSITIVE = ("log", "log2", "log1p", "sqrt", "rsqrt", "pow")
 CLIPS = (
     {},
     {"negative_slope": 0.1},

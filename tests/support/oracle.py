@@ -112,6 +112,8 @@ POINTWISE = {
     "add_square": lambda a, b: torch.addcmul(a.double(), b.double(), b.double()),
     "mod": lambda a, b: torch.from_numpy(np.fmod(*(t.double().cpu().numpy() for t in (a, b)))).to(a.device),
     "pow": lambda a, b: torch.from_numpy(np.float_power(*(t.double().cpu().numpy() for t in (a, b)))).to(a.device),
+    "log1p": lambda x: torch.log1p(x.double()),
+    "expm1": lambda x: torch.expm1(x.double()),
     "ceil": lambda x: torch.ceil(x.double()),
     "floor": lambda x: torch.floor(x.double()),
     "round": lambda x: torch.from_numpy(np.rint(x.double().cpu().numpy())).to(x.device),

@@ -178,7 +178,7 @@ def _margin(op: str, x: Mapping[str, torch.Tensor], told: Mapping[str, object], 
         return float(x["input"].cos().abs().min()) - 0.2
     if op == "pow":
         return float(x["input0"].min()) - 0.2
-    if op in ("log", "log2", "sqrt", "rsqrt", "reciprocal"):
+    if op in ("log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal"):
         values = x["input"].abs() if op == "reciprocal" else x["input"]
         return float(values.min()) - 0.2
     return 1.0

@@ -159,6 +159,8 @@ _SMOOTH_OPS = (
     Op("erf", (0,)),
     Op("elu", (0,), (("elu_alpha", 0.5),)),
     Op("softplus", (0,), (("softplus_beta", 2.0),)),
+    Op("log1p", (0,)),
+    Op("expm1", (0,)),
     Op("pow", (0, -1)),
     Op("elu_backward", (-1, 0), (("elu_alpha", 0.5),)),
     Op("sub", (0, -1)),

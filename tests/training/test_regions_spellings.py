@@ -173,7 +173,6 @@ NO_NORMS = [
     (lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + EPS).sqrt(), "x"),
     (by_corrected, "xwb"),
     (lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS), "x"),
-    (lambda x: x * torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), EPS, alpha=2)), "x"),
     # Numbers of its steps that somebody else reads, who would have them computed once more.
     (lambda x: (x * (r := torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)), r), "x"),
 ]

@@ -36,8 +36,11 @@ def test_what_ops_are_called_in_aten(op, text):
 REFUSED = {
     "float64": (lambda x: x.double().sum(-1), "makes torch.float64"),
     "integers": (lambda x: x.int() + 1, "makes torch.int32"),
-    "a step of a sum": (lambda x: torch.add(x, x, alpha=2), "no op computes add.Tensor"),
-    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "no op computes div.Tensor_mode"),
+    "a step of a sum": (
+        lambda x: torch.add(x, x.new_ones((), dtype=FULL), alpha=2),
+        "no op computes add.Tensor",  # of a number that is rounded first
+    ),
+    "rounded down": (lambda x: torch.div(x, 3, rounding_mode="floor"), "computes with numbers alone"),
     "detached": (lambda x: x.detach(), "no op computes detach.default"),
     "truth values added": (lambda x: (x > 0) + (x < 1), "add.Tensor of truth values"),
     "one truth value": (lambda x: (x > 0) & x.new_ones((), dtype=torch.bool), "reads a truth value without dimensions"),

@@ -92,10 +92,11 @@ def test_operations(name, dtype):
     close(module(*given), whole(rows(dtype), rows(dtype, 1)))
 
 
-def close(got, want):
+def close(got, want, rounded=False):
+    """rounded: steps on the way are, to 16 bits."""
     for one, other in zip(as_tuple(got), as_tuple(want), strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-        exact = 2e-2 if other.dtype.itemsize < 4 else 1e-5
+        exact = 2e-2 if other.dtype.itemsize < 4 or rounded else 1e-5
         torch.testing.assert_close(one, other, rtol=exact, atol=exact, equal_nan=True)
 
 
@@ -150,7 +151,7 @@ def test_losses_of_several_types(name, types):
 
     module, given, _ = found(function, *given)
     assert region in {n.target for n in module.graph.nodes}
-    close(module(*given), function(*given))
+    close(module(*given), function(*given), rounded=name == "kl_div")  # eager mode rounds the logarithm
 
 
 def test_a_cube_rounds_the_square():

@@ -1,14 +1,19 @@
 """Nodes of an FX graph that inductor writes kernels for, and so fuses with their neighbours; views, which cost nothing;
 all others are calls of libraries and operators.
 
-torch itself says which operations are pointwise. What it does not say is listed.
+torch itself says which operations are pointwise, and takes others apart. What it does not say is listed.
 """
 
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
+from graphfuse.runtime.kept import make_room
+from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
 from graphfuse.torch.fusion.meaning import (
     MEANING,
     OURS,
@@ -26,14 +31,12 @@ from graphfuse.torch.fusion.meaning import (
 
 _REDUCTIONS = frozenset(
     "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
-    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm cosine_similarity mse_loss "
-    "l1_loss smooth_l1_loss huber_loss kl_div cross_entropy nll_loss group_norm instance_norm batch_norm "
+    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm batch_norm "
     "graphfuse::cross_entropy_loss".split()
 )
 _MOVES = frozenset(
-    "cast cat stack hstack vstack pad constant_pad_nd roll flip repeat tile tril triu embedding index index_select "
-    "gather take_along_dim dropout graphfuse::keyed_dropout native_dropout alpha_dropout feature_alpha_dropout "
-    "bernoulli softsign tanhshrink glu leaky_relu prelu fake_quantize_per_tensor_affine".split()
+    "cast clone cat constant_pad_nd roll flip repeat embedding index gather dropout graphfuse::keyed_dropout "
+    "native_dropout feature_alpha_dropout bernoulli fake_quantize_per_tensor_affine".split()
 )
 """What torch does not call pointwise, and inductor computes element by element."""
 _BY_NUMBER = frozenset({"gather", "take_along_dim"})
@@ -44,7 +47,7 @@ _IDENTICAL = ("add", "sub", "cat", "same")
 def is_generated(node: Node) -> bool:
     """True if inductor writes the kernel of an operation."""
     name = _name(node)
-    return bool(name) and (name in _REDUCTIONS or name in _MOVES or _is_pointwise(name) or not reads(node))
+    return bool(name) and (_is_known(name) or not reads(node) or bool(_made_of(node)))
 
 
 def is_pointwise(node: Node) -> bool:
@@ -59,7 +62,7 @@ def is_repeatable(name: str) -> bool:
 
 def is_reduction(node: Node) -> bool:
     """True if an operation makes fewer numbers than it reads, on its way or in the end."""
-    return _name(node) in _REDUCTIONS
+    return _name(node) in _REDUCTIONS or not _REDUCTIONS.isdisjoint(_made_of(node))
 
 
 def takes_by_number(node: Node) -> bool:
@@ -111,7 +114,7 @@ def passes_gradients(node: Node) -> bool:
 def reads(node: Node) -> bool:
     """True if a node reads the elements of what it is given: not its extents alone."""
     made = told(node)
-    if called(node).endswith("_like") or called(node).startswith("new_"):
+    if _is_of_extents(called(node)):
         return False
     return node.op == "output" or made is None or any(isinstance(one, torch.Tensor) for one in several(made))
 
@@ -135,3 +138,58 @@ def _is_pointwise(name: str) -> bool:
     overloads = packet.overloads() if hasattr(packet, "overloads") else ()
     tags = {tag for one in overloads for tag in getattr(packet, one).tags}
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _is_known(name: str) -> bool:
+    """True if inductor generates operations of this name."""
+    return name in _REDUCTIONS or name in _MOVES or _is_pointwise(name)
+
+
+def _is_of_extents(name: str) -> bool:
+    """True for an operation that makes a tensor as large as another."""
+    return name.endswith("_like") or name.startswith("new_")
+
+
+_MOST = 1024
+_made = dict[object, frozenset[str]]()
+"""Names by what was asked."""
+
+
+def _made_of(node: Node) -> frozenset[str]:
+    """Names of operations that inductor generates and that a node is made of, as torch takes it apart; none where
+    one of them is a library's, and of what has a name that says more."""
+    if not called(node) or _name(node) in MEANING or called(node) in PARTS or _is_known(_name(node)):
+        return frozenset()
+    asked = node.target, str(map_arg((node.args, node.kwargs), _described))
+    if asked not in _made:
+        calls, _ = calls_of(node, {}, told) or ((), None)
+        make_room(_made, _MOST)
+        _made[asked] = frozenset(_names(calls) or ())
+    return _made[asked]
+
+
+def _described(node: Node) -> object:
+    """What of a node decides whether operations with it are generated."""
+    return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in several(told(node))]
+
+
+def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] | None:
+    """Names of the calls, or of their parts; None where inductor does not generate one."""
+    found = set[str]()
+    for call in calls:
+        name = call.name.partition(".")[0]
+        if _is_known(name) or _is_known(MEANING.get(name, name)) or _moves_nothing(call):
+            found.add(MEANING.get(name, name))
+            continue
+        parts = None if call.computed in within else parts_of(call)
+        names = None if parts is None else _names(parts[0], (*within, call.computed))
+        if names is None:
+            return None
+        found |= names
+    return found
+
+
+def _moves_nothing(call: Call) -> bool:
+    """True for a view, and for what reads no elements."""
+    reads_none = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(call.arguments))
+    return is_view(call) or reads_none or _is_of_extents(call.name.partition(".")[0])

@@ -70,7 +70,7 @@ _USUAL_EXTENT = 64
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Names that end as those of operations in place do, of what changes nothing."""
-_OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch_private.native_functions())
+_OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch.special, torch_private.native_functions())
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def called(node: Node) -> str:
 def name_of(target: object) -> str:
     """The name of a function of torch; "" for any other."""
     name = getattr(target, "__name__", "")
-    names = (name, name.removeprefix("linalg_"))  # what torch.linalg has without it
+    names = (name, name.removeprefix("linalg_"), name.removeprefix("special_"))  # what modules have without it
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 

@@ -16,8 +16,8 @@ from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
+from graphfuse.torch.fusion.aten_calls import Call
 from graphfuse.torch.fusion.meaning import called, same
-from graphfuse.torch.regions.aten_calls import Call
 from graphfuse.torch.regions.columns import Columns
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
@@ -41,6 +41,10 @@ _ROUNDING_NUMBERS = frozenset({"pow", "mod"})
 
 class Untranslated(Exception):
     """Why an operation is none of a program."""
+
+
+class NoOp(Untranslated):
+    """No op of the table is what it calls."""
 
 
 class AlongAnother(Untranslated):
@@ -131,7 +135,7 @@ class CallDrawing:
                 return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
         of = called(self.node)
         calls = "" if self.call.name.startswith(of) else f", which {of} calls"
-        raise Untranslated(f"no op computes {self.call.name} of such arguments{calls}")
+        raise NoOp(f"no op computes {self.call.name} of such arguments{calls}")
 
     def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
         """Arguments by port or attribute; None where one has a value that the op does not have."""
@@ -152,6 +156,8 @@ class CallDrawing:
         shape, dtype = made.get("shape", self.out.shape), made.get("dtype", self.out.dtype)
         inputs = {port: self._known(v) for port, v in inputs.items()}
         values = [v for v in inputs.values() if isinstance(v, Value)]
+        if not values:
+            raise Untranslated(f"{self.call.name} computes with numbers alone")
         self._check(op, inputs, attributes or {}, dtype)
         if OPS[op].pointwise:
             if not _fits(values, shape):

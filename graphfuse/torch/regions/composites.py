@@ -12,7 +12,8 @@ import torch
 from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import same, several, told
+from graphfuse.torch.fusion.aten_calls import Call, is_view
+from graphfuse.torch.fusion.meaning import called, same, several, told
 from graphfuse.torch.regions.call_drawing import (
     FP8,
     SMALL_INTEGERS,
@@ -115,13 +116,6 @@ def _cast(d: CallDrawing) -> Value:
     return d.step("identity", {"input": x})
 
 
-def _filled(d: CallDrawing, number: object) -> Value:
-    """A number in the place of each element, whatever that is: chosen either way."""
-    x = d["self"]
-    itself = d.between("cmp_eq", input=x, comparison=x)
-    return d.step("binary_select", {"input0": number, "input1": number, "mask": itself})
-
-
 def _detached(d: CallDrawing) -> Value:
     """The value as it is, where the node itself has made it, as those that fill tensors do. Elsewhere gradients end."""
     of = d["self"].step
@@ -159,6 +153,47 @@ def _saturates(dtype: torch.dtype) -> bool:
         return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
+def _constant(number: float | None, d: CallDrawing) -> object:
+    """The number that all elements of a new tensor are, or that the call says."""
+    return rounded_number(d["fill_value"] if number is None else number, d.out.dtype)
+
+
+def _constant_like(number: float | None, d: CallDrawing) -> object:
+    """The same, beside others that the node calls. Of a node that is no more, a value in the place of each element of
+    another tensor, whatever that is: chosen either way."""
+    made, x = _constant(number, d), d["self"]
+    if not d.call.name.startswith(f"{called(d.node)}.") or not isinstance(x, Value):
+        return made
+    itself = d.between("cmp_eq", input=x, comparison=x)
+    return d.step("binary_select", {"input0": made, "input1": made, "mask": itself})
+
+
+def _filled(d: CallDrawing) -> object:
+    if isinstance(d["self"], Value):
+        raise Untranslated("it fills what was computed")
+    return rounded_number(d["value"], d.out.dtype)
+
+
+_CASTS = ("_to_copy.default", "convert_element_type.default")
+
+
+def is_number(call: Call, known: Mapping[int, object]) -> bool:
+    """True for a view or a cast of a number that was made a tensor: it has no gradient that a view could end."""
+    first = next(iter(call.arguments.values()), None)
+    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(id(first)), int | float)
+
+
+def as_number(d: CallDrawing) -> object:
+    """The number that a view or a cast is of."""
+    return rounded_number(d[next(iter(d.call.arguments))], d.out.dtype)
+
+
+def _sign(d: CallDrawing) -> Value:
+    x = d["self"]
+    above, below = (d.between(op, input=x, comparison=0.0) for op in ("cmp_gt", "cmp_lt"))
+    return d.step("sub", {"a": above, "b": below})
+
+
 def _power(d: CallDrawing) -> Value:
     x, exponent = d["self"], d["exponent"]
     if exponent == 2:
@@ -170,6 +205,36 @@ def _power(d: CallDrawing) -> Value:
     if exponent == -1:
         return d.step("reciprocal", {"input": x})
     return d.step("pow", {"input0": x, "input1": exponent})
+
+
+def _elu(d: CallDrawing) -> Value:
+    x = d["self"]
+    if d["scale"] == d["input_scale"] == 1:
+        return d.step("elu", {"input": x}, {"elu_alpha": d["alpha"]})
+    below = d.between("mul", a=x, b=d["input_scale"])
+    below = d.step("elu", {"input": below}, {"elu_alpha": d["alpha"] * d["scale"]}, dtype=torch.float32)
+    above, mask = d.between("mul", a=x, b=d["scale"]), d.between("cmp_gt", input=x, comparison=0.0)
+    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
+
+
+def _celu(d: CallDrawing) -> Value:
+    x, alpha = d["self"], d["alpha"]
+    below = d.between("mul", a=x, b=1 / alpha)
+    below = d.step("elu", {"input": below}, {"elu_alpha": alpha}, dtype=torch.float32)
+    return d.step("binary_select", {"input0": x, "input1": below, "mask": d.between("cmp_gt", input=x, comparison=0.0)})
+
+
+def _hard_sigmoid(d: CallDrawing) -> Value:
+    return d.step("div", {"a": _opened(d), "b": 6.0})
+
+
+def _hard_swish(d: CallDrawing) -> Value:
+    return d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0})
+
+
+def _opened(d: CallDrawing) -> Value:
+    """Six times the hard sigmoid, of which limits have no gradient."""
+    return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
 
 
 def _remainder(d: CallDrawing) -> Value:
@@ -186,7 +251,7 @@ def _remainder(d: CallDrawing) -> Value:
 
 
 def _clamp(d: CallDrawing, low: object, high: object) -> Value:
-    return _limited(d, low, high, at_limits=_clamp_has_gradients_at_limits())
+    return _limited(d, d["self"], low, high, at_limits=_clamp_has_gradients_at_limits())
 
 
 @cache
@@ -197,19 +262,17 @@ def _clamp_has_gradients_at_limits() -> bool:
         return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
 
-def _limited(d: CallDrawing, low: object, high: object, at_limits: bool = False) -> Value:
+def _limited(d: CallDrawing, x: Value, low: object, high: object, at_limits: bool = False) -> Value:
     """The values with limits in place of what is beyond, which has no gradient; `at_limits`: what equals them has one.
     Comparisons say so, not `max` and `min`: these share the gradient of equals, as torch does for maximum alone."""
-    x = d["self"]
     below, above = ("cmp_lt", "cmp_gt") if at_limits else ("cmp_le", "cmp_ge")
     limits = [limit for limit in (low, high) if limit is not None]
     if any(limit != limit for limit in limits):
         raise Untranslated(f"{d.call.name} between {low} and {high}; accepted: numbers")
     for limit, beyond in ((low, below), (high, above)):
         if limit is not None:
-            x = d.step(
-                "binary_select", {"input0": limit, "input1": x, "mask": d.between(beyond, input=x, comparison=limit)}
-            )
+            mask = d.between(beyond, input=x, comparison=limit)
+            x = d.step("binary_select", {"input0": limit, "input1": x, "mask": mask}, dtype=x.tensor.dtype)
     return x
 
 
@@ -370,19 +433,29 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     ),
     **dict.fromkeys(("permute.default", "transpose.int"), _permuted),
     "cat.default": _turned,
-    **dict.fromkeys(("_to_copy.default", "convert_element_type.default"), _cast),
+    **dict.fromkeys(_CASTS, _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
     "detach.default": _detached,
-    "full_like.default": lambda d: _filled(d, d["fill_value"]),
-    "zeros_like.default": lambda d: _filled(d, 0.0),
-    "ones_like.default": lambda d: _filled(d, 1.0),
+    **dict.fromkeys(("full.default", "new_full.default"), partial(_constant, None)),
+    **dict.fromkeys(("zeros.default", "new_zeros.default"), partial(_constant, 0.0)),
+    **dict.fromkeys(("ones.default", "new_ones.default"), partial(_constant, 1.0)),
+    "full_like.default": partial(_constant_like, None),
+    "zeros_like.default": partial(_constant_like, 0.0),
+    "ones_like.default": partial(_constant_like, 1.0),
+    "empty_like.default": partial(_constant, 0.0),  # of which nothing is said until something fills it
+    "fill.Scalar": _filled,
+    "sign.default": _sign,
     "pow.Tensor_Scalar": _power,
     **dict.fromkeys("remainder.Tensor remainder.Scalar remainder.Scalar_Tensor".split(), _remainder),
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
-    "hardtanh.default": lambda d: _limited(d, d["min_val"], d["max_val"]),
+    "elu.default": _elu,
+    "celu.default": _celu,
+    "hardsigmoid.default": _hard_sigmoid,
+    "hardswish.default": _hard_swish,
+    "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),
     **dict.fromkeys(("mean.dim", "mean.default"), partial(_reduced, "AVG")),
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
     **dict.fromkeys(("amax.default", "max.default"), partial(_reduced, "MAX")),

@@ -13,6 +13,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.fusion import cost, generated, surroundings
+from graphfuse.torch.fusion.aten_calls import mistold
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
 from graphfuse.torch.fusion.meaning import (
     hint,
@@ -25,7 +26,6 @@ from graphfuse.torch.fusion.meaning import (
 )
 from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_small, largest
 from graphfuse.torch.regions import over_ranks
-from graphfuse.torch.regions.aten_calls import mistold
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.replace import fits, replace

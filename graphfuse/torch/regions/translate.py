@@ -10,18 +10,29 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
+from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
 from graphfuse.torch.fusion.meaning import hint, several, told
 from graphfuse.torch.fusion.meaning import value as value_of
-from graphfuse.torch.regions.aten_calls import Call, calls_of
-from graphfuse.torch.regions.call_drawing import AlongAnother, CallDrawing, OwnedStep, Untranslated, Value
+from graphfuse.torch.regions.call_drawing import (
+    ROUNDED,
+    AlongAnother,
+    CallDrawing,
+    NoOp,
+    OwnedStep,
+    Untranslated,
+    Value,
+)
 from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, Columns
-from graphfuse.torch.regions.composites import COMPOSITES
+from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.groups import Groups
+from graphfuse.torch.regions.same_parts import are_same
 from graphfuse.torch.regions.turned import turned_within
 
+Operators = tuple[torch._ops.OpOverload, ...]
 _DECLINED = "no kernel takes it with what stands around"
 
 
@@ -141,11 +152,13 @@ class TranslatedGraph:
         calls, made = found
         self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
         known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
+        with_gradient = filter(_has_gradient, node.all_input_nodes)
+        graded = {id(aliases[id(t)]) for a in with_gradient for t, _ in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
         try:
             for call in calls:
-                self._call(node, call, known)
+                self._call(node, call, known, graded)
             value = _like(made, known, _read(node))
             self._check_leaves(node, self.steps[before:])
             of_whole_rows = self._groups is not None and self.parts is None and node not in self._inside
@@ -216,12 +229,40 @@ class TranslatedGraph:
         if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
             raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
 
-    def _call(self, node: Node, call: Call, known: dict[int, Value]) -> None:
+    def _call(self, node: Node, call: Call, known: dict[int, Value], graded: set[int], within: Operators = ()) -> None:
+        """Draws a call. What no op computes is drawn as torch takes it apart. graded: numbers of tensors that have
+        gradients. within: what was taken apart for it."""
+        read = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
+        if not graded.isdisjoint(map(id, read)):
+            graded.update(map(id, call.results))
         drawing = CallDrawing(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
-        draw = COMPOSITES.get(call.name)
-        made = draw(drawing) if draw else drawing.by_table()
-        known |= zip(map(id, call.results), several(made), strict=False)
+        draw = as_number if is_number(call, known) else COMPOSITES.get(call.name)
+        try:
+            made = several(draw(drawing) if draw else drawing.by_table())
+        except NoOp:
+            parts = None if call.computed in within or _rounds_read(call, read, known) else parts_of(call)
+            if parts is None:
+                raise
+            calls, results = parts
+            self.held += results
+            for part in calls:
+                self._call(node, part, known, graded, (*within, call.computed))
+            if not are_same(call, graded):
+                raise Untranslated(f"what torch takes {call.name} apart into has other values or gradients") from None
+            made = [known.get(id(one)) for one in results]
+        known |= ((id(t), v) for t, v in zip(call.results, made, strict=False) if v is not None)
         self.held += call.results
+
+
+def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[int, object]) -> bool:
+    """True if torch rounds a tensor without dimensions to the type of the others, which the call's parts do not."""
+    dtype = call.results[0].dtype
+    alone = (t for t in read if not t.dim() and not isinstance(known.get(id(t)), int | float))
+    return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
+
+
+def _has_gradient(node: Node) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in several(told(node)))
 
 
 def _read(node: Node) -> Container[int]:
@@ -234,7 +275,7 @@ def _read(node: Node) -> Container[int]:
 def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> object:
     """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
-        if id(made) not in known:
+        if not isinstance(known.get(id(made)), Value):
             raise Untranslated(f"no op makes its result of {made.dtype}")
         if known[id(made)].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.meaning import called, same, several, told, writes
-from graphfuse.torch.regions.own_kernels import SPELLED
+from graphfuse.torch.fusion.own_kernels import SPELLED
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,14 @@ class Call:
         """The operator's name and overload, without torch's namespaces; of one in place that of what it computes."""
         name = self.overload._schema.name.removeprefix("aten::").removeprefix("prims::")
         return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
+
+    @property
+    def computed(self) -> torch._ops.OpOverload:
+        """The operator; of one in place that which makes a new tensor, where there is one."""
+        if not self.overload._schema.is_mutable:
+            return self.overload
+        packet = getattr(torch.ops.aten, self.name.partition(".")[0], None)
+        return getattr(packet, self.overload._overloadname or "default", self.overload)
 
 
 class _Calls:
@@ -93,10 +101,6 @@ def calls_of(
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
-    calls = _Calls()
-    seen = torch_private.dispatched_to(calls)
-    if seen is None:
-        return None
     tensors = [t for a in node.all_input_nodes for t in several(recorded(a)) if isinstance(t, torch.Tensor)]
     with torch.no_grad():
         aliases |= {id(t): t.detach() for t in tensors}
@@ -105,15 +109,55 @@ def calls_of(
         return map_aggregate(recorded(a), lambda t: aliases.get(id(t), t))
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
+    function = _method(node.target) if node.op == "call_method" else SPELLED.get(node.target, node.target)
+    found = _logged(function, args, kwargs, tensors)
+    return found if found is not None and _are_alike(found[1], recorded(node)) else None
+
+
+def parts_of(call: Call) -> tuple[Sequence[Call], Sequence[object]] | None:
+    """The calls that torch's own decomposition makes in the place of one, and what it returns; None where torch has
+    none, and of a view, which may be more than that for autograd (detach)."""
+    function = None if is_view(call) else torch_private.decomposition(call.computed)
+    if function is None:
+        return None
+    args, named = given(call)
+    tensors = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
+    found = _logged(function, args, named, tensors)
+    if found is None:
+        return None
+    calls, made = found[0], several(found[1])
+    return (calls, made) if len(made) == len(call.results) and _are_alike(made[0], call.results[0]) else None
+
+
+def is_view(call: Call) -> bool:
+    """True if a call makes another tensor of the memory that it is given."""
+    return any(made.alias_info is not None for made in call.computed._schema.returns)
+
+
+def given(call: Call) -> tuple[list[object], dict[str, object]]:
+    """Arguments of a call, by place and by name."""
+    found = [(a, call.arguments[a.name]) for a in call.overload._schema.arguments]
+    named = {a.name: v for a, v in found if a.kwarg_only and v is not None}
+    return [v for a, v in found if not a.kwarg_only], named
+
+
+def _method(name: str) -> Callable[..., object]:
+    return lambda tensor, *args, **kwargs: getattr(tensor, name)(*args, **kwargs)
+
+
+def _logged(
+    function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object], tensors: Iterable[torch.Tensor]
+) -> tuple[Sequence[Call], object] | None:
+    """Calls of aten that a function of tensors makes, and what it returns; None where it does not run on these."""
+    calls = _Calls()
+    seen = torch_private.dispatched_to(calls)
+    if seen is None:
+        return None
     try:
         with torch.no_grad(), _as_recorded(tensors), seen:
-            if node.op == "call_method":
-                made = getattr(args[0], node.target)(*args[1:], **kwargs)
-            else:
-                made = SPELLED.get(node.target, node.target)(*args, **kwargs)
+            return calls.found, function(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
-    return (calls.found, made) if _are_alike(made, recorded(node)) else None
 
 
 def mistold(graph: Graph) -> set[Node]:
