@@ -171,14 +171,14 @@ LEFT = {
         lambda x: x - x.mean((0, 2, 3), keepdim=True),
         "mean: mean.dim reduces dimensions (0, 2, 3); accepted: one, or neighbours whose extents do not vary",
     ),
-    "groups": (lambda x: F.group_norm(x, 3), "group_norm: no op computes native_group_norm.default of such arguments"),
+    "groups": (lambda x: F.group_norm(x, 3), "group_norm: a view that moves elements"),
     "weights of channels": (
         lambda x: F.group_norm(x, 1, x[0, :, 0, 0]),
         "group_norm: it reads (6,) beside rows of shape (6, 4, 8); accepted: all columns, or none",
     ),
     "what is known of other samples": (
         lambda x: F.instance_norm(x, x[0, :, 0, 0], x[0, :, 0, 0].abs(), use_input_stats=False),
-        "instance_norm: no op computes",
+        "instance_norm: a view that moves elements",
     ),
 }
 

@@ -31,8 +31,8 @@ from graphfuse.torch.fusion.meaning import (
 
 _REDUCTIONS = frozenset(
     "sum mean var std var_mean std_mean max min amax amin aminmax argmax argmin any all prod logsumexp length "
-    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm batch_norm "
-    "graphfuse::cross_entropy_loss".split()
+    "normalize softmax log_softmax _softmax _log_softmax softmin layer_norm rms_norm batch_norm group_norm "
+    "instance_norm graphfuse::cross_entropy_loss".split()
 )
 _MOVES = frozenset(
     "cast clone cat constant_pad_nd roll flip repeat embedding index gather dropout graphfuse::keyed_dropout "
