@@ -22,6 +22,7 @@ from graphfuse.benchmarks.programs import (
     all_reduce_record,
     autoencoders,
     compile_cost,
+    compiled_functions,
     cudnn_calls,
     every_size,
     followers,
@@ -174,7 +175,7 @@ _STUDIES = (
         module.STUDY
         for module in (host_record, in_a_model, llama, compile_cost, cudnn_calls, torch_products, wan_block)
     ),
-    *(module.STUDY for module in (autoencoders, all_reduce_record, tensor_parallel_record)),
+    *(module.STUDY for module in (autoencoders, all_reduce_record, tensor_parallel_record, compiled_functions)),
     *(program.PROGRAM.study for program in (models, followers)),
 )
 _RECORDS: dict[str, Callable[[dict], str]] = {

@@ -96,6 +96,7 @@ def test_without_a_gpu_it_says_so():
         "autoencoders",
         "build_time",
         "compile_cost",
+        "compiled_functions",
         "cudnn_calls",
         "every_size",
         "heuristics",

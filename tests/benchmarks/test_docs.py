@@ -100,6 +100,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "tensor-parallel": bench_record.tensor_parallel,
         "autoencoders": bench_record.autoencoders_model,
         "every-size": bench_record.every_size_model,
+        "compiled-functions": bench_record.compiled_functions_model,
     }
     for kind, make in programs.items():
         record.write(folder, kind, content["environment"], make())
@@ -174,6 +175,9 @@ def test_places_of_other_records_render(rendered):
     text = rendered["tensor-parallel.md"]
     assert "| decode: times as fast as torch.compile, with our backend, at worst | ≥ 1.15 | 1.500 | met |" in text
     assert "| qwen3-8b/prefill-1x4096 | 3.000 (2.700 to 3.300) | RuntimeError: none | 2.000 (1.800 to 2.200) |" in text
+    text = rendered["compiled-functions.md"]
+    assert "| a function | 30.0 (27.0 to 33.0) | 20.0 (18.0 to 22.0) | 0.667 | region |" in text
+    assert "| a wrong one | - | - | - | far from eager mode |" in text and "| 1.500 | met | - |" in text
     text = rendered["wan-block.md"]
     assert "| times as fast as torch, at worst | ≥ 1.25 | 1.500 | met | 1x192x4x240x416 |" in text
     assert "| times as fast as torch.compile (max-autotune), at worst | ≥ 1.05 | 1.020 | not met |" in text

@@ -4,6 +4,7 @@ from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.programs import (
     all_reduce_record,
     compile_cost,
+    compiled_functions,
     cudnn_calls,
     host_record,
     in_a_model,
@@ -197,6 +198,17 @@ def torch_products_model() -> dict:
             {"name": "a problem that ended early", "error": "an error"},
         ],
     }
+
+
+def compiled_functions_model() -> dict:
+    """A record of programs.compiled_functions."""
+    us = {compiled_functions.COMPILED: _spread(30.0), compiled_functions.OURS: _spread(20.0)}
+    cases = [
+        {"name": "a function", "us": us, "became": ["region"], "left": []},
+        {"name": "another", "us": us, "became": [], "left": ["why"]},
+        {"name": "a wrong one", "us": {}, "became": [], "error": "far from eager mode"},
+    ]
+    return {"environment": environment(), "versions": {"torch": "2.11.0"}, "cases": cases}
 
 
 def wan_block_model() -> dict:
