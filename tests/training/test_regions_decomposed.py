@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import told
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -144,6 +145,12 @@ def test_what_has_other_gradients_is_left_in_training(name):
 def test_why_names_what_is_in_the_way():
     (why,) = left(torch.copysign, given(FULL))
     assert why == "no op computes signbit.default of such arguments, which copysign calls"
+
+
+def test_reports_name_what_was_taken_apart():
+    module, _ = recorded(ROWS["cosine_similarity"], given(FULL), "dynamo")
+    (entry,) = compiled.replace_in(module, declines=False)
+    assert entry.became == "region" and entry.why.startswith("reduction, ")
 
 
 # What inductor generates: functions of it, and whether they reduce.

@@ -41,6 +41,7 @@ class TorchRegion:
     tensors: of each input and then of each output, what it has; in groups where the program's rows are these.
     orders: the dimensions of these tensors in the order in which the program has them.
     moved: bytes, in words.
+    reductions: the nodes that reduce, which a report names.
     apart: why it reduces parts of rows alone, where rows are reduced before or behind; "" where nothing is in the way.
     """
 
@@ -51,6 +52,7 @@ class TorchRegion:
     tensors: tuple[torch.Tensor, ...]
     orders: tuple[tuple[int, ...], ...]
     moved: str
+    reductions: tuple[Node, ...]
     apart: str = ""
 
 
@@ -390,7 +392,8 @@ class _Assembled:
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
             held = (*(read[key].tensor for key in order), *tensors_made)
-            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved)
+            reductions = tuple(filter(generated.is_reduction, own))
+            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 
