@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import told
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -146,10 +147,16 @@ def test_why_names_what_is_in_the_way():
     assert why == "no op computes signbit.default of such arguments, which copysign calls"
 
 
+def test_reports_name_what_was_taken_apart():
+    module, _ = recorded(ROWS["cosine_similarity"], given(FULL), "dynamo")
+    (entry,) = compiled.replace_in(module, declines=False)
+    assert entry.became == "region" and entry.why.startswith("reduction, ")
+
+
 # What inductor generates: functions of it, and whether they reduce.
 GENERATED = {
     "smooth_l1_loss": (LOSSES["smooth_l1_loss"], False),
-    "a sum of losses": (F.smooth_l1_loss, True),
+    "a sum of losses": (lambda x, y: F.smooth_l1_loss(x, y), True),
     "cross_entropy": (lambda x, y: F.cross_entropy(x, y), True),
     "cosine_similarity": (ROWS["cosine_similarity"], True),
     "instance_norm": (lambda x, y: F.instance_norm(x[None]), True),

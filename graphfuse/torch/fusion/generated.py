@@ -169,7 +169,7 @@ def _made_of(node: Node) -> frozenset[str]:
 
 
 def _described(node: Node) -> object:
-    """What of a node decides whether operations with it are generated."""
+    """Ranks and types of a node, by which operations with it are what they are."""
     return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in several(told(node))]
 
 

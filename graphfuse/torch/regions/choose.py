@@ -43,6 +43,7 @@ class TorchRegion:
     one dimension where rows lie along several.
     orders: the dimensions of these tensors in the order in which the program has them.
     moved: bytes, in words.
+    reductions: the nodes that reduce, which a report names.
     columns: the dimensions that rows lie along.
     apart: why it reduces parts of rows alone, where rows are reduced before or behind; "" where nothing is in the way.
     """
@@ -54,6 +55,7 @@ class TorchRegion:
     tensors: tuple[torch.Tensor, ...]
     orders: tuple[tuple[int, ...], ...]
     moved: str
+    reductions: tuple[Node, ...]
     columns: Columns = COLUMNS
     apart: str = ""
 
@@ -399,7 +401,10 @@ class _Assembled:
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
             held = tuple(t for t, _ in (*(views[key] for key in order), *views_made))
-            region = TorchRegion(spelled, tuple(own), tuple(inputs), tuple(outputs), held, orders, moved, columns_of())
+            reductions, whole = tuple(filter(generated.is_reduction, own)), columns_of()
+            region = TorchRegion(
+                spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, whole
+            )
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 

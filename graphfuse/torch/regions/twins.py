@@ -81,5 +81,6 @@ def _joined(graph: Graph, one: TorchRegion, other: TorchRegion) -> TorchRegion |
         both(one.tensors, other.tensors, shared + made),
         both(one.orders, other.orders, shared + made),
         traffic([*one.nodes, *other.nodes], inputs, outputs),
+        tuple(sorted({*one.reductions, *other.reductions})),
     )
     return region if fits(graph, region, inputs)[1] else None
