@@ -94,7 +94,7 @@ def _functions() -> tuple[RowFunction, ...]:
         of("entropy", "entropy of softmax", "x"),
         of("divergence", "Kullback-Leibler divergence of softmax", "x r"),
         of("cosine", "cosine similarity", "x r"),
-        of("huber", "smooth L1 loss of rows", "x r"),
+        of("huber", "smooth L1 loss of rows", "x r", **no),
         of("int8-row", "int8 by row", "x", **no),
         of("rms-int8-row", f"{n} → int8 by row", "x w", **no),
         of("rms-mx", f"{n} → FP8 by 1 × 32, powers of two", "x w", **no),

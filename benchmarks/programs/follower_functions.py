@@ -196,10 +196,10 @@ RUNS: dict[str, Callable[..., object]] = {
     "divergence": divergence,
     "cosine": lambda x, r: F.cosine_similarity(x.float(), r.float(), dim=-1),
     "huber": lambda x, r: F.smooth_l1_loss(x.float(), r.float(), reduction="none").mean(-1),
-    "int8-row": int8_by_row,
+    "int8-row": lambda x: int8_by_row(x),
     "rms-int8-row": lambda x, w: int8_by_row(rms(x, w)),
     "rms-mx": lambda x, w: mx(rms(x, w)),
-    "fp8-tensor": fp8_by_tensor,
+    "fp8-tensor": lambda x: fp8_by_tensor(x),
 }
 """Functions by name."""
 

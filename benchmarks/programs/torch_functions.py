@@ -15,22 +15,19 @@ LARGEST = 448.0
 """Of FP8 E4M3."""
 
 
-@dataclass(frozen=True)
 class Draw:
-    """Draws tensors of random numbers on a device, the same for a seed."""
+    """Draws tensors of random numbers on a device, the same ones for a seed."""
 
-    device: str
-    seed: int
+    def __init__(self, device: str, seed: int) -> None:
+        self._device, self._generator = device, torch.Generator(device).manual_seed(seed)
 
     def __call__(self, *shape: int, dtype: torch.dtype = HALF, last: bool = False) -> Tensor:
         """last: whether channels are last in memory."""
-        generator = torch.Generator(self.device).manual_seed(self.seed + sum(shape))
-        made = torch.randn(shape, device=self.device, generator=generator).to(dtype)
+        made = torch.randn(shape, device=self._device, generator=self._generator).to(dtype)
         return made.contiguous(memory_format=torch.channels_last) if last else made
 
     def numbers(self, below: int, *shape: int) -> Tensor:
-        generator = torch.Generator(self.device).manual_seed(self.seed)
-        return torch.randint(0, below, shape, device=self.device, generator=generator)
+        return torch.randint(0, below, shape, device=self._device, generator=self._generator)
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def triplet(a, p, n):
 
 def alibi(x, slope):
     place = torch.arange(x.shape[-1], device=x.device)
-    bias = slope[:, None, None] * (place[None, :] - place[:, None]).abs()
+    bias = slope.float()[:, None, None] * (place[None, :] - place[:, None]).abs()
     return F.softmax(x.float() * 0.125 - bias, -1).to(x.dtype)
 
 

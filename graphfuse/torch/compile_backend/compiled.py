@@ -132,7 +132,7 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
 def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
     """Entries of the modules of which a region has rows."""
     said = region.program.operations
-    first, *others = dict.fromkeys(map(_place, region.reductions))
+    first, *others = dict.fromkeys(map(_place, region.reductions or region.outputs))
     others = [other for other in others if other[1] != _NOWHERE]
     if why:
         yield Entry(*first, why=f"{said}: {why}")

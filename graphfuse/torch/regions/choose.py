@@ -402,9 +402,7 @@ class _Assembled:
             moved = traffic(own, inputs, outputs)
             held = tuple(t for t, _ in (*(views[key] for key in order), *views_made))
             reductions, whole = tuple(filter(generated.is_reduction, own)), columns_of()
-            region = TorchRegion(
-                spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, whole
-            )
+            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, whole)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 

@@ -313,20 +313,24 @@ _OF_LOSSES = {1: "AVG", 2: "ADD"}
 
 def _named(d: CallDrawing) -> Value:
     """The element of each row that an index names. Where that is the number of no column, for which torch stops the
-    program, the result and the row's gradient are NaN, as of a target of cross entropy."""
+    program, it is NaN, as of a target of cross entropy."""
     x, index, rows = d["self"], d["index"], [*d["self"].tensor.shape]
     (dim,) = d.columns(x, d["dim"])
-    rows[dim] = 1
+    columns, rows[dim] = rows[dim], 1
     if len(rows) != index.tensor.dim() or not all(map(same, rows, index.tensor.shape)):
         raise Untranslated(f"{d.call.name} by an index of shape {tuple(index.tensor.shape)}; accepted: one a row")
     index = d.number_of_column(index, x.aligned())
     number = d.step("gen_index", {"input": x}, {"axis": -1}, shape=x.shape, dtype=torch.float32)
     is_named = d.between("cmp_eq", input=number, comparison=index)
-    count = d.reduced("ADD", is_named, d["dim"], True, torch.float32)
-    one = d.between("div", a=count, b=count)  # NaN where no column is named
-    element, none = d.between("mul", a=x, b=one), d.between("sub", a=one, b=1.0)
-    alone = d.between("binary_select", input0=element, input1=none, mask=is_named)
-    return d.reduced("ADD", alone, d["dim"], True, d.out.dtype)
+    alone = d.between("binary_select", input0=x, input1=0.0, mask=is_named)
+    one = d.reduced("ADD", alone, d["dim"], True, torch.float32)
+    if isinstance(columns, int):
+        limits = ("cmp_lt", 0), ("cmp_ge", columns)
+        below, above = (d.between(op, input=index, comparison=limit) for op, limit in limits)
+        mask = d.between("logical_or", a=below, b=above)
+    else:
+        mask = d.between("cmp_eq", input=d.reduced("ADD", is_named, d["dim"], True, torch.float32), comparison=0)
+    return d.step("binary_select", {"input0": math.nan, "input1": one, "mask": mask})
 
 
 def _length(d: CallDrawing) -> Value:
