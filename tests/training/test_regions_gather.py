@@ -6,6 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from graphfuse.engines.rows.engine import RowEngine
+from graphfuse.rows.steps import Pick
 from graphfuse.torch import compile_report
 from graphfuse.torch.compile_backend import compiled
 from support.regions import found
@@ -158,6 +160,22 @@ def test_the_number_of_no_column_makes_its_row_nan(function, engine, plan_on):
         for one in (logps, grad, *want):
             one[sample, token] = 0
     torch.testing.assert_close((logps, grad), want)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("function", [of_samples, less_logsumexp])
+def test_no_other_element_is_looked_at(function, plan_on, monkeypatch):
+    programs, own = [], RowEngine.propose
+
+    def propose(engine, facts, *more):
+        programs.append(facts.program)
+        return own(engine, facts, *more)
+
+    monkeypatch.setattr(RowEngine, "propose", propose)
+    plan_on("emulator")
+    with torch.no_grad():
+        compiled_with(function)(*given(HALF))
+    assert programs and all(any(isinstance(step, Pick) for step in program.steps) for program in programs)
 
 
 def several(x, t):

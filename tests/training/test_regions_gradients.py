@@ -57,21 +57,27 @@ def test_gradients_where_values_are_equal(function):
 
 
 @pytest.mark.parametrize("engine", ["reference", pytest.param("emulator", marks=pytest.mark.emulate)])
-@pytest.mark.parametrize("beside", [lambda x, y: x * y, lambda x, y: y * 2])
 @pytest.mark.parametrize("of", [torch.max, torch.min])
-def test_the_element_that_torch_names_has_the_gradient(of, beside, engine, plan_on):
-    """The first of equal ones; NaN is beyond all others. Torch adds it to zeros, where the kernel writes them once."""
+def test_the_element_that_torch_names_has_the_gradient(of, engine, plan_on):
+    """The first of equal ones; NaN is beyond all others."""
     if engine == "emulator":
         plan_on("emulator")
     x = rows(FULL, shape=(6, C)).round()
     x[0], x[1, 3:], x[2, 5:8], x[3] = 0, math.inf, math.nan, -math.inf
-    function = lambda x: beside(x, of(x, -1, keepdim=True).values)  # noqa: E731
+    function = lambda x: x * of(x, -1, keepdim=True).values  # noqa: E731
     module, given, verdicts = found(function, x.requires_grad_())
     assert [why for _, why in verdicts] == [""]
     made = []
     for out, leaf in ((as_tuple(module(*given))[0], given[0]), (function(x), x)):
         made += [out, *torch.autograd.grad(out, leaf, torch.ones(out.shape))]
     torch.testing.assert_close(made[:2], made[2:], equal_nan=True)
+
+
+def test_why_the_gradient_of_an_extreme_alone_is_left():
+    _, _, verdicts = found(lambda x: (x * 2).max(-1).values, rows().requires_grad_())
+    assert [why for _, why in verdicts] == [
+        "nothing is reduced for its gradients: inductor makes them element by element"
+    ]
 
 
 MADE_AGAIN = {

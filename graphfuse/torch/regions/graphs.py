@@ -15,7 +15,7 @@ from graphfuse.base.errors import GraphNotSupportedError, SerializedError, Varia
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import ALIGNMENT, Layout
 from graphfuse.functional.problem import planned
-from graphfuse.functional.tensor_parameter import FLOATS, Shape, TensorParameter, types
+from graphfuse.functional.tensor_parameter import FLOATS, INTEGERS, Shape, TensorParameter, types
 from graphfuse.gradients.differentiate import differentiate
 from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
@@ -141,8 +141,8 @@ class RegionGraphs(Computation):
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
         regions = [region for region in planner.regions if not region.last]  # others inductor fuses with what it has
-        # Gradients of elements that are told by number torch adds to zeros: inductor makes more kernels of that.
-        by_number = any(step.op == "gen_index" for step in self.program.steps)
+        # Gradients of elements that an index names torch adds to zeros: inductor makes more kernels of that.
+        by_number = any(data_type[one.dtype] in INTEGERS.values() for one in self.program.inputs)
         parts = planner.at(0).parts
         if not any(part.engine.facts is Subgraph or part.region.last and not by_number for part in parts):
             return ""
