@@ -256,6 +256,11 @@ BESIDE = {
     "a number": (F.mse_loss, [(8, 64, 64)] * 2, "it makes numbers of a whole tensor: inductor's kernels move the same"),
     "numbers of samples": (lambda x: x.pow(2).sum((1, 2, 3)), [LONG], ""),
     "a gate": (lambda x, m: x * (x.mean((-2, -1)) @ m).sigmoid()[..., None, None], [LONG, (64, 64)], ""),
+    "behind a convolution": (
+        lambda x, w: (lambda y: y * y.mean((-2, -1), keepdim=True).sigmoid())(F.conv2d(x, w)),
+        [LONG, (64, 64, 1, 1)],
+        "beside convolutions inductor has channels last",
+    ),
     "channels": (lambda x, w: F.instance_norm(x, None, None, w), [LONG, (64,)], ""),
 }
 

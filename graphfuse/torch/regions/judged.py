@@ -16,6 +16,7 @@ from graphfuse.torch.fusion import cost, generated, surroundings
 from graphfuse.torch.fusion.aten_calls import mistold
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
 from graphfuse.torch.fusion.meaning import (
+    called,
     hint,
     same,
     told,
@@ -144,7 +145,7 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
         if region.program.follows and is_training:
             others[key] = _UNMEASURED
             continue
-        if why := _spread(region):
+        if why := _spread(region) or _of_other_layout(region):
             others[key] = why
             continue
         if any(map(over_ranks.summed, region.inputs)):
@@ -171,6 +172,19 @@ def _spread(region: TorchRegion) -> str:
     if not rows and not any(one.extents.whole for one in region.program.outputs):
         return "it makes numbers of a whole tensor: inductor's kernels move the same bytes"
     return ""
+
+
+def _of_other_layout(region: TorchRegion) -> str:
+    """Why a region of images is left beside convolutions, "" for others: inductor has channels last there, and would
+    copy what an operator reads with the pixels of a channel one behind the other."""
+    if len(region.columns.axes) == 1 or not any(map(_is_convolution, region.outputs[0].graph.nodes)):
+        return ""
+    return "beside convolutions inductor has channels last in memory, where its rows do not lie as one dimension"
+
+
+def _is_convolution(node: Node) -> bool:
+    t = value(node)
+    return called(node).startswith("conv") and t is not None and t.dim() > 3
 
 
 def _extents(region: TorchRegion, of: Sequence[object]) -> Shape:
