@@ -9,20 +9,21 @@ compared with eager mode, and its calls are captured into CUDA graphs on rotatin
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from graphfuse.benchmarks import tables
 from graphfuse.benchmarks.programs.study import Study
-from graphfuse.benchmarks.programs.torch_functions import FUNCTIONS, Draw, TorchFunction
 from graphfuse.benchmarks.results import mean
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graphfuse.benchmarks.programs.torch_functions import TorchFunction
 
 COMPILED, OURS = "torch.compile", "torch.compile, our backend"
 BACKENDS = {COMPILED: "inductor", OURS: "graphfuse"}
@@ -32,15 +33,18 @@ FARTHEST = 1.5
 """Distance of a way from eager mode over the largest that a rounding to bfloat16 makes, at most."""
 _WARM = "--warm"
 
-Given = tuple[Tensor, ...]
+PROCESSES = 14
+"""That compile at the same time."""
 
 
-def called(function: TorchFunction, way: str) -> Callable[[Given], tuple[Tensor, ...]]:
+def called(function: TorchFunction, way: str) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]:
     """A function as a way runs it: results, or gradients of all that have some. way: "" for eager mode."""
+    import torch
+
     run = torch.compile(function.run, backend=BACKENDS[way]) if way else function.run
     upstream: list[Tensor] = []
 
-    def call(given: Given) -> tuple[Tensor, ...]:
+    def call(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(function.trains):
             made = run(*given)
         made = made if isinstance(made, tuple) else (made,)
@@ -55,10 +59,14 @@ def called(function: TorchFunction, way: str) -> Callable[[Given], tuple[Tensor,
 
 def _upstream(t: Tensor) -> Tensor:
     """What a backward begins with: other numbers in other places, so that little of it cancels."""
+    import torch
+
     return torch.arange(t.numel(), device=t.device).remainder_(7).sub_(3).view(t.shape).to(t.dtype)
 
 
-def sets(function: TorchFunction, device: str) -> list[Given]:
+def sets(function: TorchFunction, device: str) -> list[tuple[Tensor, ...]]:
+    from graphfuse.benchmarks.programs.torch_functions import Draw
+
     first = function.draw(Draw(device, 0))
     count = max(2, min(MOST_SETS, -(-BYTES // sum(t.nbytes for t in first))))
     made = [first, *(function.draw(Draw(device, seed)) for seed in range(1, count))]
@@ -75,6 +83,8 @@ def distance(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 def measure(function: TorchFunction, device: str = "cuda") -> dict:
     """The record's entry of a function."""
+    import torch
+
     from graphfuse.runtime import timing
     from graphfuse.torch import compile_report
 
@@ -138,6 +148,10 @@ STUDY = Study(
 
 def _warm(part: str) -> None:
     """Compiles a part of the functions, of which the number and the count of all are told."""
+    import torch
+
+    from graphfuse.benchmarks.programs.torch_functions import FUNCTIONS
+
     number, count = map(int, part.split("/"))
     for function in FUNCTIONS[number::count]:
         for way in BACKENDS:
@@ -150,10 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[:1] == [_WARM]:
         return _warm(given[1])
     asked = STUDY.asked(given)
-    count = max(1, (os.cpu_count() or 2) - 2)
+    import torch
+
+    from graphfuse.benchmarks.programs.torch_functions import FUNCTIONS
+
     command = [sys.executable, "-m", "graphfuse.benchmarks.programs.compiled_functions", _WARM]
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    for one in [subprocess.Popen([*command, f"{n}/{count}"], env=environment) for n in range(count)]:
+    for one in [subprocess.Popen([*command, f"{n}/{PROCESSES}"]) for n in range(PROCESSES)]:
         one.wait()
     content: dict = {"versions": STUDY.versions(), "cases": []}
     with untuned():

@@ -70,7 +70,10 @@ def test_one_more_way_joins_those_of_a_record():
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--ways", "max"], "max: there are eager, eager_channels_last, compile, compile_max_autotune, fuse"),
+        (
+            ["--ways", "max"],
+            "max: there are eager, eager_channels_last, compile, compile_graphfuse, compile_max_autotune, fuse",
+        ),
         (["--seconds", "0"], "accepted: a number above 0"),
         (["--only", "decode"], "decode: there are decode-3x60x104"),
         (["--resume"], "give --record FOLDER"),

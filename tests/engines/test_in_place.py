@@ -172,9 +172,10 @@ def test_long_rows_in_place_in_every_order_of_threads(build):
 
 @pytest.mark.emulate
 def test_rows_too_long_for_registers_in_place():
-    """What is proposed where no cluster holds a row."""
+    """One CTA reads them again in each phase."""
     case = Unrounded(True, "plain", "none", "bf16", "some", rows=1, columns=400_000)
-    apart, same = planned(case, None), overwriting(case, None, {"sum": "residual", "out": "x"})
+    knobs = ByRowKnobs(1024, 1024)
+    apart, same = planned(case, knobs), overwriting(case, knobs, {"sum": "residual", "out": "x"})
     assert any("read again" in note for note in apart.part.engine.notes(apart.part.facts, apart.part.knobs, EMULATOR))
     apart.run()
     same.run()

@@ -116,7 +116,7 @@ def stores(facts, **changed):
 
 BASE = Gradient(6, 64, activation="silu", dbias=True)
 REFUSED = {
-    "type": (lambda f: views(f, dtype=data_type.INT8), "input '.*' is INT8; accepted: FLOAT, HALF, BFLOAT16"),
+    "type": (lambda f: views(f, dtype=data_type.INT64), "input '.*' is INT64; accepted: FLOAT, HALF, BFLOAT16"),
     "column stride": (lambda f: views(f, column_stride=2), "input '.*' has stride 2 between columns; accepted: 1"),
     "output rows": (lambda f: stores(f, row_strides=(60,)), "output 'dx' has row stride 60; accepted: at least 64"),
     "sum type": (lambda f: sums(f, dtype=E4M3), "sum over rows 'dscale' is FP8_E4M3; accepted: FLOAT, HALF"),

@@ -62,6 +62,7 @@ LATE = (
     "benchmarks.programs.model_decoder",
     "benchmarks.programs.follower_functions",
     "benchmarks.programs.follower_session",
+    "benchmarks.programs.torch_functions",
 )
 """What imports heavy packages at once, and is imported late itself."""
 

@@ -47,7 +47,7 @@ KINDS = {
 def test_values(kind):
     problem = RotaryGradient(**kind)
     run = planned(problem)
-    assert isinstance(run.part.knobs, PersistentKnobs)
+    assert isinstance(run.part.knobs, PersistentKnobs) is bool(run.part.facts.program.sums)
     run.run()
     problem.hold(run.pack)
 

@@ -89,9 +89,9 @@ def test_the_largest_magnitude_of_what_is_one_a_row_is_not_fused(dim):
 
 def test_more_largest_magnitudes_of_a_row_than_shared_memory_holds_are_several_kernels():
     g = graphs.new(device="emulator")
-    x = g.add(g.tensor([2, 65536], name="x"), 0.0)
+    x = g.add(g.tensor([128, 65536], name="x"), 0.0)
     for factor in range(1, 13):
-        g.reduction(g.mul(x, float(factor))).set_dim([2, 1]).set_output()
+        g.reduction(g.mul(x, float(factor))).set_dim([128, 1]).set_output()
     g.rmsnorm(x, epsilon=1e-5, norm_forward_phase=norm_forward_phase.INFERENCE)[0].set_output()
     g.validate(), g.build_operation_graph(), g.create_execution_plans([heur_mode.OPENSOURCE])
     assert re.search(r"12 largest magnitudes of a row: \d+ bytes of shared memory", g.explain())

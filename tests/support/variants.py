@@ -83,7 +83,7 @@ class Variant:
         if isinstance(self.problem, Channels):
             return -(-rows * self.problem.positions // self.together(knobs))
         wanted = -(-rows * knobs.threads_per_row // knobs.threads)
-        return min(wanted, knobs.ctas) if isinstance(self.problem, Gradient) else wanted
+        return min(wanted, getattr(knobs, "ctas", wanted))
 
     def hold(self, rows: int, pack: dict, outputs: dict) -> None:
         """Results of so many rows against float64."""

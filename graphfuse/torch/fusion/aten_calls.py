@@ -102,8 +102,11 @@ def calls_of(
     if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
     tensors = [t for a in node.all_input_nodes for t in several(recorded(a)) if isinstance(t, torch.Tensor)]
-    with torch.no_grad():
-        aliases |= {id(t): t.detach() for t in tensors}
+    try:
+        with torch.no_grad():
+            aliases |= {id(t): t.detach() for t in tensors}
+    except RuntimeError:  # of a transform that has ended
+        return None
 
     def given(a: Node) -> object:
         return map_aggregate(recorded(a), lambda t: aliases.get(id(t), t))

@@ -37,7 +37,7 @@ def _instance_norm(
 def _group_norm(
     input: torch.Tensor, num_groups: int, weight: Optional = None, bias: Optional = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """That of one group, which is a sample, or of channels."""
+    """Group norm of one group, which is a sample, or of channels."""
     if input.dim() > 2 and num_groups in (1, input.shape[1]):
         return _normalized(input, 1 + (num_groups != 1), weight, bias, eps)
     return F.group_norm(input, num_groups, weight, bias, eps)

@@ -18,7 +18,7 @@ from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.aten_calls import Call
 from graphfuse.torch.fusion.meaning import called, same
-from graphfuse.torch.regions.columns import Columns
+from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
@@ -102,8 +102,8 @@ class CallDrawing:
         node: Node,
         call: Call,
         known: dict[int, Value],
-        columns: Columns,
-        reduced: dict[Node, Columns],
+        columns: ColumnAxes,
+        reduced: dict[Node, ColumnAxes],
     ):
         self.steps, self.node, self.call, self.known = steps, node, call, known
         self._columns, self._reduced = columns, reduced
@@ -261,7 +261,7 @@ class CallDrawing:
         """Numbers of the dimensions that are reduced. Untranslated where they are not those of the columns."""
         rank, axes = value.tensor.dim(), value.aligned()
         found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
-        columns = Columns.of({axes[d]: value.tensor.shape[d] for d in found}) if rank else None
+        columns = ColumnAxes.of({axes[d]: value.tensor.shape[d] for d in found}) if rank else None
         what = f"{self.call.name} reduces dimensions {tuple(found)}; accepted:"
         if columns is None:
             raise Untranslated(f"{what} one, or neighbours whose extents do not vary")

@@ -21,7 +21,7 @@ from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
-from graphfuse.torch.regions.columns import APART, COLUMNS, Columns
+from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
@@ -56,7 +56,7 @@ class TorchRegion:
     orders: tuple[tuple[int, ...], ...]
     moved: str
     reductions: tuple[Node, ...]
-    columns: Columns = COLUMNS
+    columns: ColumnAxes = COLUMNS
     apart: str = ""
 
 

@@ -12,7 +12,7 @@ from graphfuse.torch.fusion.meaning import same
 
 
 @dataclass(frozen=True, order=True)
-class Columns:
+class ColumnAxes:
     """Axes of a graph, counted from the last of the largest tensor, in order. extents: of each, where there are
     several; those of one may vary."""
 
@@ -20,13 +20,13 @@ class Columns:
     extents: tuple[int, ...] = ()
 
     @staticmethod
-    def of(extents: Mapping[int, object]) -> Columns | None:
+    def of(extents: Mapping[int, object]) -> ColumnAxes | None:
         """Columns by their axes; None where these are no neighbours, or several of which an extent varies."""
         first, *others = axes = tuple(sorted(extents))
         if not others:
-            return Columns(axes)
+            return ColumnAxes(axes)
         found = tuple(n for axis in axes if isinstance(n := extents[axis], int))
-        return Columns(axes, found) if axes == tuple(range(first, first + len(found))) else None
+        return ColumnAxes(axes, found) if axes == tuple(range(first, first + len(found))) else None
 
     @property
     def end(self) -> int:
@@ -62,5 +62,5 @@ class Columns:
 
 
 APART = "do not lie in memory as one dimension"
-COLUMNS, PARTS = Columns(), Columns((0,))
+COLUMNS, PARTS = ColumnAxes(), ColumnAxes((0,))
 """Those of rows along the last dimension, and those of parts of such rows, which have an axis more."""

@@ -300,7 +300,7 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
 
 
 def _squared_error(d: CallDrawing) -> Value:
-    """Of each element, or their mean or sum, all rounded as torch does."""
+    """Squares of what is between two tensors, or their mean or sum, all rounded as torch does."""
     shape, mode = torch.broadcast_shapes(d["self"].shape, d["target"].shape), d["reduction"]
     apart = d.step("sub", {"a": d["self"], "b": d["target"]}, shape=shape)
     squares = d.step("mul", {"a": apart, "b": apart}, shape=shape)

@@ -9,7 +9,7 @@ import torch
 
 from graphfuse.base.dtypes import from_foreign
 from graphfuse.torch.fusion.meaning import hint, same
-from graphfuse.torch.regions.columns import Columns
+from graphfuse.torch.regions.columns import ColumnAxes
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.program import RowExtents
 
@@ -28,7 +28,7 @@ class SeenTensor:
 
     @staticmethod
     def of(
-        t: torch.Tensor, axes: Sequence[int], columns: Columns, part: int, places: Mapping[int, int] | None = None
+        t: torch.Tensor, axes: Sequence[int], columns: ColumnAxes, part: int, places: Mapping[int, int] | None = None
     ) -> SeenTensor:
         """columns: what becomes the last axis. places: of axes that become others."""
         moved = [(places or {}).get(axis, axis) for axis in map(columns.place, axes)]

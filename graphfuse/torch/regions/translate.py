@@ -26,7 +26,7 @@ from graphfuse.torch.regions.call_drawing import (
     Untranslated,
     Value,
 )
-from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, Columns
+from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, ColumnAxes
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.same_parts import are_same
@@ -50,12 +50,12 @@ class TranslatedGraph:
 
     def __init__(
         self,
-        columns: Columns = COLUMNS,
+        columns: ColumnAxes = COLUMNS,
         groups: Groups | None = None,
         inside: Container[Node] = (),
         of_rows: bool = False,
     ) -> None:
-        self._columns, self.reduced = columns, dict[Node, Columns]()
+        self._columns, self.reduced = columns, dict[Node, ColumnAxes]()
         self.parts = groups if of_rows else None
         self._groups, self._inside = groups, inside
         self._undivided: dict[int, Node] = {}
@@ -89,7 +89,7 @@ class TranslatedGraph:
         """Why no region has a node; "" for one that nobody reads."""
         return self.declined.get(node, _DECLINED) if node in self.values else self.why.get(node, "")
 
-    def columns(self, part: int = 0) -> Columns:
+    def columns(self, part: int = 0) -> ColumnAxes:
         """Columns of rows; of parts of rows, if what is asked about has such."""
         return PARTS if part else self._columns
 
