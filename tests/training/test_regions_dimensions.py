@@ -253,7 +253,11 @@ BESIDE = {
     ),
     "one long row": (lambda x: by_tensor(x, x, x), [LONG], ""),
     "one short row": (lambda x: by_tensor(x, x, x), [(8, 64, 64)], ""),
-    "a number": (F.mse_loss, [(8, 64, 64)] * 2, "it makes numbers of a whole tensor: inductor's kernels move the same"),
+    "a number": (
+        lambda x, y: F.mse_loss(x, y),
+        [(8, 64, 64)] * 2,
+        "it makes numbers of a whole tensor: inductor's kernels move the same",
+    ),
     "numbers of samples": (lambda x: x.pow(2).sum((1, 2, 3)), [LONG], ""),
     "a gate": (lambda x, m: x * (x.mean((-2, -1)) @ m).sigmoid()[..., None, None], [LONG, (64, 64)], ""),
     "behind a convolution": (
