@@ -10,7 +10,7 @@ from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import told
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, C, found, rows
-from support.traces import recorded
+from support.traces import BELOW, recorded
 
 pytestmark = pytest.mark.torch
 
@@ -110,6 +110,11 @@ def test_gradients_at_limits(name):
     function = ROWS.get(name) or as_rows(ALL[name])
     tensors = [t.requires_grad_() for t in given(FULL)]
     module, arguments, verdicts = found(function, *tensors)
+    if (
+        name == "cosine_similarity" and BELOW == "cmp_le"
+    ):  # its parts clamp, without a gradient at the limit from 2.15 on
+        assert not verdicts
+        return
     assert [why for _, why in verdicts] == [""] and is_region_alone(module)
     (made,), want = module(*arguments), function(*tensors)
     g = rows(FULL, seed=2, shape=want.shape)
