@@ -41,7 +41,7 @@ class OverGrid(Schedule[OverGridKnobs]):
         return False
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
-        if self.refusal(facts, device) is not None:
+        if facts.columns < _LONG or self.refusal(facts, device) is not None:
             return False
         by_row_knobs = filter(is_usual, _BY_ROW.legal(facts, device))
         otherwise = min(map(cost_by_row(_BY_ROW.split(facts), device), by_row_knobs), default=math.inf)
