@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from graphfuse.benchmarks.programs.follower_functions import (
+    divergence,
+    entropy,
+    fp8_by_row,
+    fp8_by_tensor,
+    int8_by_row,
+    mx,
+    token_log_probability,
+)
+
 ROWS, COLUMNS, CLASSES = 4096, 4096, 32000
 HALF, FULL = torch.bfloat16, torch.float32
-LARGEST = 448.0
-"""Of FP8 E4M3."""
 
 
 class Draw:
@@ -73,44 +81,8 @@ def halves(function):
     return lambda x, *others: function(*x.chunk(2, -1), *others)
 
 
-def fp8_by_tensor(x):
-    scale = x.abs().amax().float().clamp(min=1e-12) / LARGEST
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
-
-
-def fp8_by_row(y):
-    scale = y.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / LARGEST
-    return (y.float() / scale).to(torch.float8_e4m3fn), scale
-
-
-def int8_by_row(x):
-    scale = x.abs().amax(-1, keepdim=True).float() / 127
-    return torch.round(x.float() / scale).clamp(-128, 127).to(torch.int8), scale
-
-
-def mx(y):
-    blocks = y.view(*y.shape[:-1], -1, 32)
-    largest = blocks.abs().amax(-1, keepdim=True).float().clamp(min=1e-30)
-    scale = torch.exp2(torch.floor(torch.log2(largest)) - 8)
-    return (blocks.float() / scale).to(torch.float8_e4m3fn).view(y.shape), scale
-
-
-def token_logp(x, n):
-    return F.log_softmax(x.float(), -1).gather(-1, n[..., None]).squeeze(-1)
-
-
 def selected_logp(x, n):
     return x.gather(-1, n[..., None]).squeeze(-1) - torch.logsumexp(x, -1)
-
-
-def entropy(x):
-    log = F.log_softmax(x.float(), -1)
-    return -(log.exp() * log).sum(-1)
-
-
-def divergence(x, y):
-    log, other = F.log_softmax(x.float(), -1), F.log_softmax(y.float(), -1)
-    return (other.exp() * (other - log)).sum(-1)
 
 
 def jensen_shannon(a, b):
@@ -276,7 +248,7 @@ FUNCTIONS = (
     *both("log-softmax of 50,257", lambda x: F.log_softmax(x, -1), of((ROWS, 50257))),
     _one("expectation under softmax", lambda x, v: (x.float().softmax(-1) * v).sum(-1), rows(1, 1)),
     # Losses.
-    *both("log-probability of a token", token_logp, labelled),
+    *both("log-probability of a token", token_log_probability, labelled),
     _one("logit less log-sum-exp", selected_logp, labelled),
     *both("entropy of softmax", entropy, logits),
     *both("Kullback-Leibler divergence", divergence, of(*[(ROWS, CLASSES)] * 2)),
