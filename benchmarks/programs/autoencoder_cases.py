@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphfuse.benchmarks.programs import wan_vae_cases
-from graphfuse.benchmarks.programs.wan_vae_cases import BY_HAND, COMPILED, EAGER, OURS, OURS_BY_HAND
+from graphfuse.benchmarks.programs.wan_vae_cases import BY_HAND, COMPILED, EAGER, OURS, OURS_BY_HAND, OURS_COMPILED
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ IMAGE = {
     "layers_per_block": 2,
 }
 SHORT = (EAGER, BY_HAND, OURS, OURS_BY_HAND)
-ALL = (*SHORT, COMPILED)
+ALL = (*SHORT, COMPILED, OURS_COMPILED)
 CASES = (
     DecodeCase("AutoencoderKL", (1, 4, 64, 64), ALL, IMAGE),
     DecodeCase("AutoencoderKL", (1, 4, 128, 128), ALL, IMAGE),
