@@ -299,18 +299,6 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
 
-def _squared_error(d: CallDrawing) -> Value:
-    """Squares of what is between two tensors, or their mean or sum, all rounded as torch does."""
-    shape, mode = torch.broadcast_shapes(d["self"].shape, d["target"].shape), d["reduction"]
-    apart = d.step("sub", {"a": d["self"], "b": d["target"]}, shape=shape)
-    squares = d.step("mul", {"a": apart, "b": apart}, shape=shape)
-    return d.reduced(_OF_LOSSES[mode], squares, None, False, d.out.dtype) if mode else squares
-
-
-_OF_LOSSES = {1: "AVG", 2: "ADD"}
-"""Modes by the numbers that torch has for means and sums of losses."""
-
-
 def _named(d: CallDrawing) -> Value:
     """The element of each row that an index names. Where that is the number of no column, for which torch stops the
     program, it is NaN, as of a target of cross entropy."""
@@ -464,7 +452,6 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
     **dict.fromkeys(("amax.default", "max.default"), partial(_reduced, "MAX")),
     **dict.fromkeys(("amin.default", "min.default"), partial(_reduced, "MIN")),
-    "mse_loss.default": _squared_error,
     "max.dim": partial(_extreme, "MAX"),
     "min.dim": partial(_extreme, "MIN"),
     "gather.default": _named,
