@@ -3,6 +3,7 @@
 By a reciprocal in two parts where few bits are divided and few are seen, as in FP8.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -69,8 +70,12 @@ def divided(
 def _factor(step: Step, divisor: data_type | float | None) -> float | None:
     """The number that a step may multiply by instead of dividing, if there is one.
 
-    A quotient of bfloat16 numbers is 2^-17 of itself or more from where its rounding to bfloat16 changes; the product
-    with the reciprocal is 2^-23 off, or rounded as the quotient is, where that is no normal number.
+    The product with the reciprocal of a power of two is the quotient. A quotient of bfloat16 numbers is 2^-17 of itself
+    or more from where its rounding to bfloat16 changes; the product with the reciprocal is 2^-23 off, or rounded as the
+    quotient is, where that is no normal number.
     """
-    known = isinstance(divisor, float) and 2**-62 <= abs(divisor) <= 2**23
-    return 1 / divisor if known and step.narrow and step.rounded is data_type.BFLOAT16 else None
+    if not isinstance(divisor, float) or not 2**-62 <= abs(divisor) <= 2**62:
+        return None
+    is_power = abs(math.frexp(divisor)[0]) == 0.5
+    narrow = step.narrow and step.rounded is data_type.BFLOAT16 and abs(divisor) <= 2**23
+    return 1 / divisor if is_power or narrow else None

@@ -60,6 +60,22 @@ def test_quotients(divisor, kind):
 
 
 @pytest.mark.emulate
+@pytest.mark.parametrize("divisor", [1.0, -0.25, 2.0**62, 2.0**-62])
+def test_a_power_of_two_is_multiplied_by(divisor):
+    x = dividends("odd")[None]
+    g = graphs.new(device="emulator")
+    a = g.tensor([1, COLUMNS], data_type=FLOAT, name="a")
+    total = g.reduction(a, mode=reduction_mode.MAX).set_dim([1, 1])
+    g.div(a, divisor).set_output().set_name("y").set_data_type(FLOAT)
+    total.set_output().set_name("total").set_data_type(FLOAT)
+    pack = {"a": x, "y": torch.empty_like(x), "total": torch.empty(1, 1)}
+    planned = Planned(g, pack)
+    assert "mul" in steps(planned) and not {"div", QUOTIENT} & {*steps(planned)}
+    planned.run()
+    torch.testing.assert_close(pack["y"], x / divisor, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.emulate
 def test_a_quotient_of_rounded_values_that_is_clamped():
     """As FP8 is made: three roundings in a row, of which the bounds' change nothing; NaN stays."""
     x = dividends("odd")[None].bfloat16()
