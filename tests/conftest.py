@@ -66,21 +66,39 @@ def pytest_collection_modifyitems(config, items):
 
 
 def stand_ins(items):
-    """Mark cases as `further`: of a test marked `some(n)`, all but n; of one marked `each_value`, all but some that
-    together have every value of every argument."""
-    few = []
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        if marks & {"each_value", "some"} and not marks & {"gpu", "thorough"}:  # which make test does not run anyway
-            few.append(item)
-    for cases in by_test(few):
-        if mark := cases[0].get_closest_marker("some"):
-            chosen = covering.spread(len(cases), *mark.args)
-        else:
-            chosen = covering.covering([covering.values(case.callspec.params) for case in cases])
-        for number, case in enumerate(cases):
-            if number not in chosen:
-                case.add_marker(pytest.mark.further)
+    """Mark the cases that make test leaves to others.
+
+    Of lists that are crossed, the first cases have every value of each; further ones have every pair of values; what is
+    left is thorough. A test marked `some(n)` or `each_value` says itself which are first.
+    """
+    cases = [item for item in items if not {mark.name for mark in item.iter_markers()} & {"gpu", "thorough"}]
+    for group in by_test(cases):
+        if len(group) > 1:
+            crossed = [lists(case) for case in group]
+            if mark := group[0].get_closest_marker("some"):
+                first = covering.spread(len(group), *mark.args)
+            elif group[0].get_closest_marker("each_value"):
+                first = covering.covering([covering.values(case.callspec.params) for case in group])
+            elif len(crossed[0]) > 1:
+                first = covering.covering(crossed)
+            else:
+                continue
+            few = len(crossed[0]) > 2
+            further = covering.covering([covering.pairs(one) for one in crossed], first) if few else range(len(group))
+            for number, case in enumerate(group):
+                if number not in first:
+                    case.add_marker(pytest.mark.further if number in further else pytest.mark.thorough)
+
+
+def lists(case):
+    """What a case has of each list that its test is parametrized with."""
+    values = dict(case.callspec.params)
+    crossed = []
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0]
+        names = tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+        crossed.append((names, tuple(id(values.pop(name)) for name in names if name)))
+    return frozenset([*crossed, *((name, id(value)) for name, value in values.items())])
 
 
 def shared(items, turn, runs):

@@ -187,7 +187,6 @@ SAME = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("case", [CASE, QUICK], ids=["", "quick"])

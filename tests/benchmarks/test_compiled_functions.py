@@ -13,6 +13,7 @@ def test_functions_have_names_of_their_own():
     assert len({function.name for function in FUNCTIONS}) == len(FUNCTIONS)
 
 
+@pytest.mark.further  # inductor compiles C++
 @pytest.mark.parametrize("trains", [False, True])
 def test_both_ways_make_what_eager_mode_does(trains):
     function = TorchFunction("a norm", gemma, lambda d: (d(8, 64), d(64)), trains)

@@ -73,8 +73,9 @@ def test_decoders_run_with_the_norms_replaced(name):
         assert entries[EAGER]["ours_over"][OURS] > 0
 
 
-@pytest.mark.some(1)
-@pytest.mark.parametrize("name", ["wan-vae", "dit", "wan-dit"])
+@pytest.mark.parametrize(
+    "name", ["wan-vae", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("dit", "wan-dit"))]
+)
 def test_blocks_run_every_way(name):
     if name == "wan-dit":
         pytest.importorskip("diffusers", minversion="0.35")

@@ -6,8 +6,8 @@ from support import rank_benches, ranks
 
 
 @pytest.fixture(scope="module")
-def found():
-    return ranks.run("support.rank_benches", [*rank_benches.CASES], "gloo")
+def found(request):
+    return ranks.run("support.rank_benches", ranks.cases(request))
 
 
 @pytest.mark.parametrize("case", rank_benches.CASES)

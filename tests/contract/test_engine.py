@@ -19,7 +19,6 @@ def test_a_cluster_for_each_row(cluster):
     assert [ByRows(512, 1, cluster).grid(rows) for rows in (0, 1, 7, 512)] == [0, cluster, 7 * cluster, 512 * cluster]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("together", [1, 2, 4])

@@ -65,7 +65,6 @@ EDGES = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("device", ["emulator", "cpu"])
 @pytest.mark.parametrize("edge", EDGES.values(), ids=EDGES)
 def test_one_ulp_at_the_edges_of_what_is_claimed(edge, device):

@@ -18,7 +18,6 @@ def arrays_of(case, contents: dict[int, bytes]) -> dict[int, np.ndarray]:
     return {n: np.frombuffer(contents[n], a.dtype).reshape(a.shape) for n, a in case.arrays.items()}
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE])
 @pytest.mark.parametrize("name", CASES)
@@ -28,7 +27,6 @@ def test_under_sanitizers(name, build):
     assert_exact(case, arrays_of(case, found))
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("schedule", range(8))
 @pytest.mark.parametrize("name", CASES)
@@ -39,7 +37,6 @@ def test_in_this_process(name, schedule):
     assert_exact(case, arrays)
 
 
-@pytest.mark.each_value
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", [*ARCHES, "sm_120a"])
 @pytest.mark.parametrize("name", CASES)

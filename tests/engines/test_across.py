@@ -45,7 +45,6 @@ def bits(outputs: dict) -> dict[str, bytes]:
     return {name: t.reshape(-1).clone().view(torch.uint8).numpy().tobytes() for name, t in outputs.items()}
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("positions", [7, 64, 1000])
 @pytest.mark.parametrize("columns", [3, 16, 96, 384, 2000])

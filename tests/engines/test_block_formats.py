@@ -91,7 +91,6 @@ class Blocks:
             np.testing.assert_array_equal(outputs[name].numpy(), want, err_msg=name)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("x", [FLOAT, HALF, BF16], ids=lambda x: x.name)
@@ -143,7 +142,6 @@ def test_any_knobs(size, scale, layouts, x):
             np.testing.assert_array_equal(outputs[name].numpy(), want, err_msg=f"{name} {choice}")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("size, scale", [(16, E8M0), (32, E8M0), (16, E4M3)], ids=str)
 @pytest.mark.parametrize("elements", [True, False], ids=["elements", "scales alone"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])

@@ -22,7 +22,6 @@ ALL = ("x", "silu", "norm")
 SHAPES = [(1, 128), (3, 256), (130, 1536), (3, 7168), (1, 14336), (130, 128)]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("rows, columns", SHAPES)
 @pytest.mark.parametrize("by_columns", [False, True], ids=["by rows", "by columns"])
@@ -31,7 +30,6 @@ def test_groups(of, by_columns, rows, columns):
     quantized.check(Quantized(rows, columns, of, by_columns=by_columns))
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("rows, columns", SHAPES)
 @pytest.mark.parametrize("element", [E4M3, INT8])
@@ -40,7 +38,6 @@ def test_a_scale_for_each_row(of, element, rows, columns):
     quantized.check(Quantized(rows, columns, of, None, element=element))
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("element, scale", [(E4M3, FLOAT), (E5M2, FLOAT), (E4M3, E8M0), (E5M2, E8M0)])
 @pytest.mark.parametrize("x", [FLOAT, HALF, BF16], ids=lambda x: x.name)

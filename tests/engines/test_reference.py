@@ -30,7 +30,6 @@ def test_every_pointwise_op_has_a_reference_here():
     assert set(oracle.POINTWISE) == {op.name for op in OPS.values() if op.pointwise}
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
 @pytest.mark.parametrize(("name", "attributes"), [(n, a) for n in oracle.POINTWISE for a in CASES.get(n, ({},))])
 def test_pointwise_op(name, attributes, compute):
@@ -304,7 +303,6 @@ def test_max_and_min_order_zeros_and_pass_nan():
 DIVISORS = (1e-40, -1e-40, 1e-45, 1e-38, 6e-8, 3.0, -0.7, 1e38, math.inf, -math.inf, 0.0, -0.0, math.nan)
 
 
-@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("dtype", [FLOAT, BF16, HALF], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])

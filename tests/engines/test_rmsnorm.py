@@ -152,7 +152,6 @@ def test_accepted(accepted, arch):
 COLUMNS = [1, 2, 7, 16, 17, 33, 48, 64, 111, 512, 1024, 3420, 3584, 7168, 8192, 16384, 24576, 32768, 65536, 65537]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("columns", COLUMNS + [2**31])
 def test_proposals_are_legal_and_not_repeated(arch, columns):

@@ -200,7 +200,6 @@ def test_no_clusters_before_sm90():
 COLUMNS = (1, 17, 64, 111, 128, 760, 1024, 3420, 4096, 8192, 16384, 32768, 65536, 65537, 131072, 262144, 1 << 20)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_what_is_proposed_fits(arch, columns):

@@ -27,7 +27,6 @@ def test_combinations(case):
     gradients.check(case, "emulator")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("columns", [1, 17, 111, 760, 3420, 16384])
 @pytest.mark.parametrize("dtype", [BF16, FLOAT], ids=lambda d: d.name)
 def test_row_lengths(columns, dtype):
@@ -106,7 +105,6 @@ def first_choice(case: Gradient) -> dict[str, torch.Tensor]:
     return outputs
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     "build",
     [None, Build.ADDRESS, pytest.param(Build.RACE, marks=pytest.mark.thorough)],
@@ -164,7 +162,6 @@ def test_a_row_is_the_same_alone_and_among_others():
         assert torch.equal(outputs["dx"], wanted[:rows])
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["x", "grad", "residual"])
 @pytest.mark.parametrize(
     "chosen", [knobs(32, 64), knobs(32, 64, 1), knobs(128, 64, 2, 4)], ids=["ahead", "none", "cluster"]

@@ -87,7 +87,6 @@ def run(columns: int, given: data_type, made: data_type, knobs: PersistentKnobs,
 TYPES = [(BF16, BF16), (BF16, FLOAT), (HALF, HALF), (HALF, BF16), (FLOAT, FLOAT), (FLOAT, BF16)]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(("given", "made"), TYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("columns", [6, 64, 1000, 1004, 2056])
 def test_what_is_written_does_not_decide_the_order(columns, given, made):

@@ -47,7 +47,6 @@ def test_types_and_layouts(options):
         np.testing.assert_allclose(problem.buffers[RMS], problem.expected_inverse, rtol=1e-6)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [data_type.FP8_E4M3, data_type.FP8_E5M2])
 @pytest.mark.parametrize("columns, largest", [(16, 4.0), (111, 4.0), (256, 1e4)])
 def test_fp8_is_the_float32_result_rounded(dtype, columns, largest):

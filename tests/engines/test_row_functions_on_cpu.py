@@ -30,7 +30,6 @@ def test_values(name):
         variant.hold(rows, pack, outputs)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("name", ["softmax of 1000", "logsumexp of 1000", "layer norm of pieces"])
 def test_under_sanitizers_in_all_schedules(name, build):

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
 
 @pytest.fixture(scope="module", params=[2, 4])
 def on_cpus(request):
-    return ranks.run("support.reduced", [*reduced.ON_CPUS], ranks=request.param)
+    return ranks.run("support.reduced", ranks.cases(request), ranks=request.param)
 
 
 @pytest.mark.parametrize("case", reduced.ON_CPUS)

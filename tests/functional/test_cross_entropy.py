@@ -47,13 +47,11 @@ def hold(x, target, **options):
     torch.testing.assert_close(dinput.double(), gradient, **spread)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("shape", [(6, 100), (2, 3, 100), (100,), (5, 1), (3, 2000), (0, 8)], ids=str)
 def test_values(shape):
     hold(*drawn(shape))
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("options", [*KINDS.values(), {"z_loss": 1e-3, "label_smoothing": 1}], ids=str)

@@ -55,7 +55,6 @@ def compiled(name: str, written: str):
 WAYS = [function, operator, compiled]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "written"), CASES)
 def test_what_requires_a_gradient_is_not_written(name, written, way):
@@ -79,7 +78,6 @@ def test_what_requires_a_gradient_is_not_written(name, written, way):
         run(**given(name, written))
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("name", "written"), CASES)
 def test_what_is_kept_for_backward_and_written_is_torchs_error(name, written, way):

@@ -129,7 +129,6 @@ def test_weights_of_both_kinds_in_turns():
         check({"out": functional.rmsnorm(x, weight, EPS, bias=bias)}, {"out": exact(x, weight, bias)})
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("shape", [(5, 3, 64), (1, 3, 64), (2, 5, 3, 72)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,6 @@ def exact(x, weight=None, bias=None):
     return y if bias is None else y + bias.double()
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("weighted", [True, False])

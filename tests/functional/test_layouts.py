@@ -22,7 +22,6 @@ def apart(t: torch.Tensor, number: int) -> torch.Tensor:
     return made.copy_(t)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kind", range(4), ids=["rows apart", "columns apart", "axes swapped", "off 16 bytes"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", NAMES)

@@ -190,7 +190,6 @@ def test_some_tensors_given():
             assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("size", [16, 32])
 @pytest.mark.parametrize("swizzled", [False, True])
 def test_blocks_compile(size, swizzled):

@@ -39,7 +39,6 @@ def wanted(name: str) -> tuple[str, ...]:
     return ("rows",) * (2 if name == "qk_rmsnorm" else 1)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_kernel(name, dtype, graphs):
@@ -99,7 +98,6 @@ SLICES = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("form", SLICES)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_kernel_for_rows_of_any_strides(name, form, graphs):
@@ -150,7 +148,6 @@ def test_the_kernels_do_what_the_functions_promise(name, monkeypatch, plan_on):
         assert torch.equal(results[output].view(torch.uint8), reference[output].view(torch.uint8))
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["fused_add_rmsnorm", "fused_add_rmsnorm_quant", "rmsnorm"])
 @pytest.mark.parametrize("rows", [16, 4096])
 def test_functions_have_the_knobs_that_were_tuned_for_their_benches(name, rows, plan_on):

@@ -154,7 +154,6 @@ def test_problems_with_a_workspace(monkeypatch, no_long_way):
         check(made.run(), made.exact)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulator", marks=pytest.mark.emulate)])
 @pytest.mark.parametrize("name", ["rmsnorm", "fused_add_rmsnorm"])
 def test_no_tensor_is_kept_alive(name, device, plan_on):

@@ -68,7 +68,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.filterwarnings("ignore::graphfuse.ReferenceEngineWarning")
@@ -78,7 +77,6 @@ def test_values(shape, is_neox):
         assert q_out.is_contiguous() and k_out.is_contiguous()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("table", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_types(dtype, table):
@@ -262,7 +260,6 @@ def hold_cached(made, **more):
                 assert torch.equal(cache[slot].float(), before[name][slot].float())
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
 @pytest.mark.parametrize("form", CACHES)
 def test_a_cache(form, is_neox):
@@ -270,7 +267,6 @@ def test_a_cache(form, is_neox):
         hold_cached(cached(form, tokens=tokens), is_neox=is_neox)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
 def test_slots_of_no_number_are_skipped(dtype, integers):
@@ -283,7 +279,6 @@ def test_slots_of_no_number_are_skipped(dtype, integers):
 SCALES = {"k_scale": torch.tensor([0.02]), "v_scale": torch.tensor(0.05)}
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_neox", [True, False], ids=["half-split", "interleaved"])
 def test_scales_of_a_cache(dtype, is_neox):

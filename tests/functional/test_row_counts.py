@@ -133,7 +133,6 @@ def norm6(x, weight):
 STRIDES = [(8, 128, 1), (512, 128, 1), (0, 128, 1), (1000, 128, 1), (COLUMNS, COLUMNS, 1)]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("given", ["input", "out"])
 @pytest.mark.parametrize("of_heads", [False, True])
 @pytest.mark.parametrize("strides", STRIDES, ids=str)

@@ -13,7 +13,6 @@ SHAPES = [(64,), (5, 64), (2, 3, 64), (2, 1, 3, 96), (0, 64)]
 
 
 @pytest.mark.torch
-@pytest.mark.each_value
 @pytest.mark.parametrize("weight", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", NAMES)
@@ -22,7 +21,6 @@ def test_types(name, dtype, weight):
     check(made.run(), made.exact)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes(name, shape):
@@ -204,7 +202,6 @@ def test_the_second_layout_is_ignored_where_it_is_not_asked_for():
 
 
 @pytest.mark.torch
-@pytest.mark.each_value
 @pytest.mark.parametrize("scaled", [None, 3.5])
 @pytest.mark.parametrize("swizzled", [False, True])
 @pytest.mark.parametrize("kind", [None, FP4, torch.uint8, F8, F8_WIDE], ids=str)

@@ -70,10 +70,16 @@ def test_ci_runs_all_lanes_that_need_no_gpu():
 
 PROGRAM = """
 import pytest
-@pytest.mark.each_value
 @pytest.mark.parametrize("x", [0, 1, 2])
 @pytest.mark.parametrize("y", ["a", "b", pytest.param("c", marks=pytest.mark.gpu)])
 def test_matrix(x, y): pass
+@pytest.mark.parametrize("x,y", [(0, "a"), (1, "a"), (1, "b")])
+@pytest.mark.parametrize("z", "cde")
+@pytest.mark.parametrize("u", "fg")
+def test_three(x, y, z, u): pass
+@pytest.mark.each_value
+@pytest.mark.parametrize("x,y", [(0, "a"), (1, "a"), (1, "b")])
+def test_pairs(x, y): pass
 @pytest.mark.some(2)
 @pytest.mark.parametrize("x", range(6))
 def test_list(x): pass
@@ -100,26 +106,36 @@ def selected(tmp_path):
 
 
 def test_stand_ins(selected):
-    """Every value of every argument and every test is among the first; with the further ones they are all."""
-    first, further = selected("not (gpu or further)"), selected("further and not gpu")
-    assert not first & further
-    assert first | further == selected("not gpu") and len(first | further) == 6 + 6 + 1
+    """Every value of every list and every test is among the first, every pair of values among those and further ones;
+    with thorough ones they are all."""
+    first, further = selected("not (gpu or further or thorough)"), selected("further and not gpu")
+    left = selected("thorough and not gpu")
+    assert not (first & further or first & left or further & left)
+    assert first | further | left == selected("not gpu") and len(first | further | left) == 6 + 18 + 3 + 6 + 1
+    three = [name[11:-1].split("-", 2) for name in first | further if name.startswith("test_three")]
+    for these, pairs in (((0, 1), 6), ((0, 2), 6), ((1, 2), 9)):
+        assert len({tuple(case[n] for n in these) for case in three}) == pairs
+    assert len(three) + len(left) == 18 and len(left) > 0
+    assert len([name for name in first if name.startswith("test_three")]) == 3
+    assert {"test_pairs[0-a]", "test_pairs[1-b]"} == {name for name in first if name.startswith("test_pairs")}
     matrix = [name for name in first if name.startswith("test_matrix")]
     assert len(matrix) == 3 and {c for name in matrix for c in re.findall(r"[ab012]", name[12:])} == set("ab012")
-    assert {"test_list[0]", "test_list[3]", "test_alone"} == first - {*matrix}
+    assert {"test_list[0]", "test_list[3]", "test_alone"} == {n for n in first if n.startswith(("test_l", "test_a"))}
 
 
 def test_runs_share_the_cases_of_each_test_but_the_first(selected):
-    whole = selected("not (gpu or further)")
-    one, two = (selected("not (gpu or further)", "--turn", turn) for turn in ("1/2", "2/2"))
-    assert one | two == whole
-    assert {"test_list[0]", "test_alone"} < one & two and len(one & two) == 3
+    first = "not (gpu or further or thorough)"
+    one, two = (selected(first, "--turn", turn) for turn in ("1/2", "2/2"))
+    assert one | two == selected(first)
+    assert {"test_list[0]", "test_alone"} < one & two and len(one & two) == 5
 
 
 def test_few_cases_have_all_features():
     cases = [frozenset(x) for x in ("ab", "bc", "abcd", "e", "")]
     assert covering.covering(cases) == {2, 3}
-    assert covering.covering([]) == set()
+    assert covering.covering(cases, {1}) == {1, 2, 3} and covering.covering([]) == set()
+    assert covering.pairs(frozenset("abc")) == {frozenset(pair) for pair in ("ab", "ac", "bc")}
+    assert covering.pairs(frozenset("a")) == {"a"}
     assert covering.spread(7, 3) == {0, 2, 4} and covering.spread(2, 3) == {0, 1}
 
 

@@ -21,7 +21,6 @@ def exact(x, scale, bias, axes):
     return y if bias is None else y + bias.double(), mean, inverse
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("scaled, biased", [(True, True), (True, False), (False, True), (False, False)])

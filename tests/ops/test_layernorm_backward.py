@@ -134,7 +134,6 @@ def test_adalayernorm_backward(shape, scale):
     hold(backward("adalayernorm_backward", grad, x, weight, axes), grad, x, weight, axes, 2.0**-20)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("dtype", [BF16, HALF, FLOAT])
 @pytest.mark.parametrize(
@@ -242,7 +241,6 @@ def test_dx_has_the_steps_of_its_nodes():
 # Forward with a scale of each sample
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("biased", [True, False])
@@ -332,7 +330,6 @@ def test_sums_over_the_rows_of_a_sample_are_the_reference_engines():
     assert not any(isinstance(part.engine, KernelEngine) for part in g._planner.at(0).parts)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("dtype", [BF16, HALF, FLOAT])
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ def drawn(shape, seed: int = 0, dtype=BF16, spread: float = 4.0, middle: float =
     return values.to(graphs.TORCH[dtype])
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("shape", [(5, 96), (1, 1000), (7, 1), (2, 3, 4, 33), (40,), (0, 8)], ids=str)
@@ -51,7 +50,6 @@ def test_values(op, shape, device):
     torch.testing.assert_close(run(op, {"input": x}, device), exact(op, x), rtol=2e-6, atol=3e-6)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("dtype", [BF16, HALF, FLOAT])
 @pytest.mark.parametrize("output", [BF16, HALF, FLOAT, E4M3])
@@ -62,7 +60,6 @@ def test_types(dtype, output):
     torch.testing.assert_close(made, wanted, rtol=digits * 1.01, atol=2.0**-10 if output is E4M3 else 2.0**-25)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("axis", [0, 1, -3, -1])
 @pytest.mark.parametrize("op", OPS)
@@ -86,7 +83,6 @@ SPECIAL = {
 """A row, and whether its softmax is NaN, as torch's is."""
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("op", OPS)
@@ -124,7 +120,6 @@ def gradient(op: str, x: torch.Tensor, grad: torch.Tensor, axis: int = -1) -> tu
     return y.detach(), torch.autograd.grad(y, x, grad.double())[0]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
 @pytest.mark.parametrize("shape", [(5, 96), (1, 1000), (7, 1), (2, 3, 4, 33), (0, 8)], ids=str)

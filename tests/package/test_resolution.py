@@ -15,8 +15,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PYTHONS = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
-# Of the other chip the ends: what has wheels for both Pythons has them for those between.
-PLACES = [(python, "x86_64") for python in PYTHONS] + [(python, "aarch64") for python in (PYTHONS[0], PYTHONS[-1])]
+# Mostly the ends: what has wheels for both Pythons has them for those between.
+PLACES = [
+    *((python, "x86_64") for python in (PYTHONS[0], PYTHONS[-1])),
+    *((python, "aarch64") for python in (PYTHONS[0], PYTHONS[-1])),
+    *(pytest.param(python, "x86_64", marks=pytest.mark.thorough) for python in PYTHONS[1:-1]),
+]
 # Variables of make's, and those that give a resolver an index, local wheels or bounds of this machine's own.
 FOREIGN = ("MAKE", "MFLAGS", "PIP_", "UV_", "PYTHON")
 
@@ -112,7 +116,6 @@ def resolve(tmp_path_factory) -> Resolve:
     return resolve
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(("python", "chip"), PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_it_resolves(resolve, note, form, python, chip):
@@ -126,7 +129,6 @@ def test_it_resolves(resolve, note, form, python, chip):
     note(f"resolved: {form}: torch {found['torch']}, cuda-bindings {found['cuda-bindings']}")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("python", (PYTHONS[0], PYTHONS[-1]))
 @pytest.mark.parametrize("major", ("12", "13"))
 def test_an_extra_brings_one_cuda_version(resolve, major, python):

@@ -78,7 +78,6 @@ def exact(kind: str, pack: dict[str, torch.Tensor]) -> torch.Tensor:
     return EXACT[kind](*(pack[name].double() if name in pack else None for name in "xzw"))
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("output", [FLOAT, BF16, E4M3], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("kind", EXACT)

@@ -26,7 +26,6 @@ def hold(problem, run: Planned) -> None:
 LENGTHS = [(17, 1), (17, 7), (12, 1000), (8, 32000), (9, 50257), (8, 131072)]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("rows, columns", LENGTHS)
@@ -104,7 +103,6 @@ def test_knobs_do_not_decide_a_bit(backward):
     assert len(set(found.values())) == 1
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -311,7 +309,6 @@ def test_an_axis_beyond_the_rank_is_refused(axis):
         g.validate()
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("integers", [INT32, INT64], ids=lambda t: t.name)
 @pytest.mark.parametrize("stages", [1, 3])

@@ -93,7 +93,6 @@ KINDS = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows, columns", [(1, 64), (7, 1000), (4, 33)])
@@ -172,7 +171,6 @@ def contents(pack: dict[str, torch.Tensor]) -> bytes:
     return b"".join(t.view(torch.uint8).numpy().tobytes() for t in outputs)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("knobs", ["part of a warp", "all read before", "two CTAs"])

@@ -68,7 +68,6 @@ SIZES = [
 ]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("dtype", [BF16, HALF, FLOAT], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -109,7 +108,6 @@ KNOBS = [
 ]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("knobs", KNOBS, ids=str)
 @pytest.mark.parametrize("part", [64, 128, 256])

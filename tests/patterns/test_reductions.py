@@ -127,7 +127,6 @@ def exact(family: str, pack: dict[str, torch.Tensor]) -> torch.Tensor:
 SIZES = [(1, 64), (7, 1000), (4, 33), (2, 40000)]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rows, columns", SIZES)
@@ -197,7 +196,6 @@ def test_schedules_that_read_rows_again_agree(family):
     assert torch.equal(*found)
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("knobs", ["part of a warp", "warps", "two CTAs", "warps stay", "a cluster stays"])
@@ -222,7 +220,6 @@ def test_a_norm_written_as_nodes_is_the_kernel_of_the_op(norm, rows, columns):
     assert by_hand == op
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("rows, columns", [(1, 96), (5, 1000)])

@@ -69,7 +69,6 @@ def hold(made: Turned, y: torch.Tensor) -> None:
 SIZES = [(2, 64), (12, 128), (3, 8), (5, 96), (1, 64), (40, 128)]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("each_sample", [False, True])
 @pytest.mark.parametrize("kind", [FLOAT, BF16], ids=lambda dtype: dtype.name)
@@ -90,7 +89,6 @@ KNOBS = [
 ]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("columns", [32, 96, 768])
 @pytest.mark.parametrize("knobs", KNOBS, ids=str)

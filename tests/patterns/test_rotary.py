@@ -143,7 +143,6 @@ def test_threads_that_have_both_columns_of_a_pair_give_the_same_bits(kind):
         assert run.contents() == first.contents()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize(
     "kind", [dict(beyond=True), dict(slots=9), dict(columns=80, rotary=32, interleaved=True)], ids=str
@@ -157,7 +156,6 @@ def test_under_sanitizers_in_all_schedules(kind, build):
     assert all(found[name] == run.contents()[name] for name in problem.outputs())
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("own", [False, True], ids=["lanes", "own"])
 def test_in_place(build, own):
@@ -234,7 +232,6 @@ def test_two_pieces_of_different_pairs_are_refused():
         planned(Rotary(columns=128, rotary=64), ByRowKnobs(8, 128))
 
 
-@pytest.mark.each_value
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
 @pytest.mark.parametrize("kind", [dict(), dict(rotary=64), dict(interleaved=True), dict(slots=9)], ids=str)

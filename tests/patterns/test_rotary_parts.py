@@ -247,7 +247,6 @@ KNOBS = [
 ]
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("columns, rotary", [(64, 64), (128, 32), (128, 128)])
@@ -260,7 +259,6 @@ def test_bits_are_the_same_with_any_knobs(knobs, columns, rotary, interleaved):
     assert run.contents() == other.contents()
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("kind", [dict(beyond=True, rotary=32), dict(keys=True, packed=True)], ids=str)
@@ -272,7 +270,6 @@ def test_under_sanitizers_in_all_schedules(kind, build):
     assert all(found[name] == run.contents()[name] for name in problem.outputs())
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("build", [Build.ADDRESS, Build.RACE], ids=lambda build: build.name)
 @pytest.mark.parametrize("knobs", [None, ByRowKnobs(32, 64)], ids=str)
@@ -392,7 +389,6 @@ def test_planted_bugs_are_found(name, build):
     assert not report(planned, right, build)
 
 
-@pytest.mark.each_value
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120"])
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])

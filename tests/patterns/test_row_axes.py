@@ -71,7 +71,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("graph", [forward, backward])
 @pytest.mark.parametrize(("layout", "axes"), LAYOUTS.values(), ids=LAYOUTS)
 def test_one_kernel_for_any_extent(layout, axes, graph):

@@ -367,7 +367,6 @@ def execute(g):
     assert torch.allclose(out, x.relu().tanh())
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize(("engine", "error", "message"), KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("policy", [build_plan_policy.HEURISTICS_CHOICE, build_plan_policy.ALL], ids=str)

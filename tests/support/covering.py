@@ -1,18 +1,25 @@
 """Which cases of a test stand for all of them."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 
-def covering(cases: Sequence[frozenset[Hashable]]) -> set[int]:
-    """Indices of cases that have every feature that any of them has: few of them, if not always the fewest, as the case
-    with the most features that are missing comes next."""
-    missing, chosen = set().union(*cases), set()
+def covering(cases: Sequence[frozenset[Hashable]], some: Iterable[int] = ()) -> set[int]:
+    """Indices of cases, `some` among them, that have every feature that any of them has: few of them, if not always the
+    fewest, as the case with the most features that are missing comes next."""
+    chosen = set(some)
+    missing = set().union(*cases) - set().union(*(cases[n] for n in chosen))
     while missing:
         best = max(range(len(cases)), key=lambda n: len(cases[n] & missing))
         chosen.add(best)
         missing -= cases[best]
     return chosen
+
+
+def pairs(features: frozenset[Hashable]) -> frozenset[Hashable]:
+    """The pairs of different features, or the features themselves where they are fewer than two."""
+    return frozenset(frozenset(pair) for pair in itertools.combinations(features, 2)) or features
 
 
 def values(arguments: Mapping[str, object]) -> frozenset[Hashable]:

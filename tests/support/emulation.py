@@ -102,6 +102,13 @@ class Planned:
         """What lies in the tensors now, gaps between their rows included."""
         return {name: ctypes.string_at(*extent(array)) for name, array in self._arrays().items()}
 
+    def keep(self, found: Mapping[str, bytes]) -> None:
+        """Write what `check` found into the tensors."""
+        for name, array in self._arrays().items():
+            address, size = extent(array)
+            assert len(found[name]) == size
+            ctypes.memmove(address, found[name], size)
+
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: _bytes(t) for name, t in self.pack.items() if isinstance(t, torch.Tensor)}
 

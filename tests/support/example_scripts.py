@@ -1,10 +1,15 @@
-"""The scripts of `examples`, as tests run them."""
+"""The scripts of `examples`, as tests run them: in forks of one process that has imported torch, so that none does so
+anew."""
 
-import subprocess
+import os
+import runpy
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
+
+from support import ranks
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 _NEEDS = {"wan_vae_decode": "diffusers"}
@@ -14,6 +19,26 @@ def run(path: Path, *arguments: str, cwd: Path) -> str:
     """What a script prints. Skips the test where a package that the script needs is not installed."""
     if path.stem in _NEEDS:
         pytest.importorskip(_NEEDS[path.stem])
-    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    printed = cwd / "printed"
+    process = ranks.forks().Process(target=_script, args=(path, arguments, cwd, printed))
+    process.start()
+    process.join()
+    told = printed.read_text()
+    assert process.exitcode == 0, told
+    return told
+
+
+def _script(path: Path, arguments: tuple[str, ...], cwd: Path, printed: Path) -> None:
+    """The script as Python runs one, by its name."""
+    file = os.open(printed, os.O_CREAT | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.chdir(cwd)
+    sys.argv, sys.path[0] = [str(path), *arguments], str(path.parent)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        sys.stdout.flush()

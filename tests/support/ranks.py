@@ -5,9 +5,11 @@ On CPUs, ranks are forks of one process that has imported torch: no rank does so
 
 import datetime
 import json
+import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -27,12 +29,26 @@ def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2
     nccl on as many GPUs as there are ranks.
     """
     start = "forkserver" if backend == "gloo" else "spawn"
-    torch.multiprocessing.get_context(start).set_forkserver_preload([*_IMPORTED])
+    forks()
     with tempfile.TemporaryDirectory() as folder:
         given = module, tuple(names), backend, ranks, folder
         torch.multiprocessing.start_processes(_rank, given, nprocs=ranks, start_method=start)
         found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
     return {name: [made[name] for made in found if made[name]] for name in names}
+
+
+def forks() -> ForkServerContext:
+    """Starts processes that have imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_IMPORTED])
+    return context
+
+
+def cases(request: pytest.FixtureRequest) -> list[str]:
+    """Cases for which this run asks for a fixture, and for the parameter that it has, if any."""
+    name, parameter = request.fixturename, getattr(request, "param", None)
+    asked = (i.callspec.params for i in request.session.items if i.path == request.path and name in i.fixturenames)
+    return list(dict.fromkeys(given["case"] for given in asked if given.get(name) == parameter))
 
 
 def on_two_gpus(module: str, names: Sequence[str]) -> Mapping[str, Sequence[str]]:

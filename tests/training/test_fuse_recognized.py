@@ -126,7 +126,6 @@ def test_fused_in_inference_mode(norm):
         assert len(regions(lambda: norm(x))) == 1
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("make", "operations"),
     [

@@ -53,7 +53,6 @@ def test_one_kernel_for_any_shape(name, shape, graphs):
     assert graphs == {f"{name}_training": "rows", f"{name}_backward": "rows"}
 
 
-@pytest.mark.each_value
 @pytest.mark.emulate
 @pytest.mark.parametrize("hidden", [72, 111])
 @pytest.mark.parametrize("dtype", TYPES[::2], ids=str)

@@ -64,7 +64,7 @@ def fused(model):
     return model
 
 
-@pytest.mark.each_value
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", [compiled, fused])
 @pytest.mark.parametrize("of", [bert, vit, t5, mamba2])
 def test_a_training_step(of, way):

@@ -99,7 +99,6 @@ def turns(program):
 WAYS = [as_ltx, as_wan, as_flux, by_slices, stacked]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("angles", [FULL, HALF])
 @pytest.mark.parametrize("dtype", [HALF, FULL])
 @pytest.mark.parametrize("function", WAYS)

@@ -8,8 +8,8 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")
-def on_cpus():
-    return ranks.run("support.sharded", [*sharded.CASES])
+def on_cpus(request):
+    return ranks.run("support.sharded", ranks.cases(request))
 
 
 @pytest.mark.parametrize("case", sharded.CASES)

@@ -15,10 +15,11 @@ pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")
-def on_cpus():
-    return ranks.run("support.tensor_parallel", [*tensor_parallel.CASES])
+def on_cpus(request):
+    return ranks.run("support.tensor_parallel", ranks.cases(request))
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("case", tensor_parallel.CASES)
 def test_two_ranks(on_cpus, case):
     assert not on_cpus[case], "\n".join(on_cpus[case])
