@@ -30,6 +30,7 @@ _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
 # Instructions, by the bits of the narrowest output: elements that take what a thread takes in any case, and of one.
 _INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}
 _AXIS, _CHOSEN = 6, 3  # elements in whose time a row is found along another axis, or one that is chosen or of some rows
+_BESIDE = 0.4  # share of the instructions that memory's time does not hide
 _DOUBLED = 0.1  # share of the instructions that each doubling of a row's warps adds
 _MORE_READ = 0.25  # and each input beyond the first
 _SHARED_BLOCK = 1.1  # factor where lanes that share a block compute its scale
@@ -89,9 +90,9 @@ def is_usual(knobs: ByRowKnobs) -> bool:
 def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     """Nanoseconds of a launch, by its knobs.
 
-    It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, and the
-    exchange within clusters. The latency part is a launch on an idle device: a thread's elements, and the reduction.
-    Both are fitted to exhaustive searches on an H200, over random sizes and over rows with a residual or many columns
+    It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, what memory
+    does not hide of instructions, and the exchange within clusters. The latency part is a launch on an idle device: a
+    thread's elements, and the reduction. Both are fitted to exhaustive searches on an H200, over random sizes and over rows with a residual or many columns
     (docs/tuning.md), for the order of knobs: from 100 microseconds on, estimates are about 1.15 times what is measured,
     and below 4 two to five times.
     """
@@ -124,6 +125,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
         moved = (whole if resident else again) / _BYTES
         ctas = threads / knobs.threads
         busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
+        busy += _BESIDE * instructions
         idle = _LAUNCH + (elements + parts) * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
         idle += (_ROUND + (_MEETING if program.groups else 0)) * math.log2(threads)
         idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)
