@@ -26,6 +26,7 @@ _CACHED, _SMALL = 1 << 20, 6 << 20
 # sizes. What an SM does of all rows:
 _BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
 _CTA_AT_LEAST, _CTA = 80.0, 2.2  # to take in a CTA: while nothing else takes as long, and in any case
+_LONE = 0.6  # share of a row that an SM does alone, where there are fewer rows than SMs
 _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
 # Instructions, by the bits of the narrowest output: elements that take what a thread takes in any case, and of one.
 _INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}
@@ -43,7 +44,7 @@ _ELEMENT = 141.25  # of one
 _LAUNCH = 10  # to begin and to end
 _AHEAD, _MORE_AWAITED = 0.78, 0.45  # factor where all is read ahead; share that each input beyond the first adds
 _ROUND, _ROW_WARP = 2.4, 0.06  # for each doubling of the threads that reduce a row, and for each warp of a CTA's part
-_CTA_WARP = 0.8  # to start each warp of a CTA
+_CTA_WARP = 0.5  # to start each warp of a CTA
 _MEETING = 6  # for each doubling of a row's threads, where CTAs meet those of other ranks (measured on two H100s)
 _CLUSTER, _CLUSTER_DOUBLED = 9, 1  # of a cluster that reduces a row, and for each doubling of its CTAs
 
@@ -133,6 +134,6 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
         if knobs.cluster > 1:
             busy += _MESSAGE * reductions * threads * (knobs.cluster - 1)
             idle += reductions * (_CLUSTER + _CLUSTER_DOUBLED * math.log2(knobs.cluster))
-        return facts.rows / device.sm_count * busy + _ELEMENT * idle
+        return max(facts.rows / device.sm_count, _LONE / knobs.cluster) * busy + _ELEMENT * idle
 
     return nanoseconds
