@@ -69,22 +69,27 @@ def stand_ins(items):
     """Mark the cases that make test leaves to others.
 
     Of lists that are crossed, the first cases have every value of each; further ones have every pair of values; what is
-    left is thorough. A test marked `some(n)` or `each_value` says itself which are first.
+    left is thorough. A test marked `some(n)`, `some(n, m)` or `each_value` says itself which are first, or further.
     """
     cases = [item for item in items if not {mark.name for mark in item.iter_markers()} & {"gpu", "thorough"}]
     for group in by_test(cases):
         if len(group) > 1:
             crossed = [lists(case) for case in group]
+            further = None
             if mark := group[0].get_closest_marker("some"):
-                first = covering.spread(len(group), *mark.args)
+                first = covering.spread(len(group), mark.args[0])
+                further = covering.spread(len(group), sum(mark.args)) if len(mark.args) > 1 else None
             elif group[0].get_closest_marker("each_value"):
                 first = covering.covering([covering.values(case.callspec.params) for case in group])
             elif len(crossed[0]) > 1:
                 first = covering.covering(crossed)
             else:
                 continue
-            few = len(crossed[0]) > 2
-            further = covering.covering([covering.pairs(one) for one in crossed], first) if few else range(len(group))
+            if further is None:
+                few = len(crossed[0]) > 2
+                further = (
+                    covering.covering([covering.pairs(one) for one in crossed], first) if few else range(len(group))
+                )
             for number, case in enumerate(group):
                 if number not in first:
                     case.add_marker(pytest.mark.further if number in further else pytest.mark.thorough)

@@ -44,7 +44,7 @@ def measured(name: str, work: str, ways, rounds=2) -> dict[str, dict]:
     return follower_session.measure(FollowerCase(name, work, **SMALL), ways, "cpu", rounds)["peers"]
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(8, 12)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_is_right_in_every_way(name):
     for work in (FORWARD, BOTH)[: 1 + FUNCTIONS[name].has_gradients]:

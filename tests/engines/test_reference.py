@@ -62,7 +62,7 @@ def _rows_alone(data: torch.Tensor, run) -> None:
             assert torch.equal(run(part.clone()), whole[first : first + count]), f"{len(part)} rows from {first}"
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(12, 24)
 @pytest.mark.parametrize("compute", [FLOAT, data_type.DOUBLE])
 @pytest.mark.parametrize("name", oracle.POINTWISE)
 def test_a_value_does_not_depend_on_where_it_stands(name, compute):

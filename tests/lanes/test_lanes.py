@@ -83,6 +83,9 @@ def test_pairs(x, y): pass
 @pytest.mark.some(2)
 @pytest.mark.parametrize("x", range(6))
 def test_list(x): pass
+@pytest.mark.some(1, 2)
+@pytest.mark.parametrize("x", range(9))
+def test_long_list(x): pass
 def test_alone(): pass
 """
 
@@ -111,23 +114,24 @@ def test_stand_ins(selected):
     first, further = selected("not (gpu or further or thorough)"), selected("further and not gpu")
     left = selected("thorough and not gpu")
     assert not (first & further or first & left or further & left)
-    assert first | further | left == selected("not gpu") and len(first | further | left) == 6 + 18 + 3 + 6 + 1
+    assert first | further | left == selected("not gpu") and len(first | further | left) == 6 + 18 + 3 + 6 + 9 + 1
     three = [name[11:-1].split("-", 2) for name in first | further if name.startswith("test_three")]
     for these, pairs in (((0, 1), 6), ((0, 2), 6), ((1, 2), 9)):
         assert len({tuple(case[n] for n in these) for case in three}) == pairs
-    assert len(three) + len(left) == 18 and len(left) > 0
+    assert len(three) + len(left) == 18 + 6 and len(three) < 18
+    assert {n for n in first | further if n.startswith("test_long")} == {f"test_long_list[{n}]" for n in (0, 3, 6)}
     assert len([name for name in first if name.startswith("test_three")]) == 3
     assert {"test_pairs[0-a]", "test_pairs[1-b]"} == {name for name in first if name.startswith("test_pairs")}
     matrix = [name for name in first if name.startswith("test_matrix")]
     assert len(matrix) == 3 and {c for name in matrix for c in re.findall(r"[ab012]", name[12:])} == set("ab012")
-    assert {"test_list[0]", "test_list[3]", "test_alone"} == {n for n in first if n.startswith(("test_l", "test_a"))}
+    assert {"test_list[0]", "test_list[3]", "test_alone"} == {n for n in first if n.startswith(("test_list", "test_a"))}
 
 
 def test_runs_share_the_cases_of_each_test_but_the_first(selected):
     first = "not (gpu or further or thorough)"
     one, two = (selected(first, "--turn", turn) for turn in ("1/2", "2/2"))
     assert one | two == selected(first)
-    assert {"test_list[0]", "test_alone"} < one & two and len(one & two) == 5
+    assert {"test_list[0]", "test_alone"} < one & two and len(one & two) == 6
 
 
 def test_few_cases_have_all_features():

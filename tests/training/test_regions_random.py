@@ -43,7 +43,7 @@ def compared(seed, way, dynamic, gradients):
     return [f"{line}\n{found.source}" for line in said]
 
 
-@pytest.mark.some(40)
+@pytest.mark.some(40, 100)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_function(seed):
     way = "all" if seed % 10 == 8 else "aot" if seed % 10 == 9 else "regions"

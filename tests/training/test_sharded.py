@@ -12,6 +12,7 @@ def on_cpus(request):
     return ranks.run("support.sharded", ranks.cases(request))
 
 
+@pytest.mark.some(16)
 @pytest.mark.parametrize("case", sharded.CASES)
 def test_two_ranks(on_cpus, case):
     assert not on_cpus[case], "\n".join(on_cpus[case])
