@@ -74,25 +74,28 @@ def stand_ins(items):
     cases = [item for item in items if not {mark.name for mark in item.iter_markers()} & {"gpu", "thorough"}]
     for group in by_test(cases):
         if len(group) > 1:
-            crossed = [lists(case) for case in group]
-            further = None
-            if mark := group[0].get_closest_marker("some"):
-                first = covering.spread(len(group), mark.args[0])
-                further = covering.spread(len(group), sum(mark.args)) if len(mark.args) > 1 else None
-            elif group[0].get_closest_marker("each_value"):
-                first = covering.covering([covering.values(case.callspec.params) for case in group])
-            elif len(crossed[0]) > 1:
-                first = covering.covering(crossed)
-            else:
-                continue
-            if further is None:
-                few = len(crossed[0]) > 2
-                further = (
-                    covering.covering([covering.pairs(one) for one in crossed], first) if few else range(len(group))
-                )
+            first, further = chosen(group)
             for number, case in enumerate(group):
                 if number not in first:
                     case.add_marker(pytest.mark.further if number in further else pytest.mark.thorough)
+
+
+def chosen(group):
+    """Numbers of the first cases of a test, and of those that are first or further ones."""
+    crossed, everything = [lists(case) for case in group], range(len(group))
+    if mark := group[0].get_closest_marker("some"):
+        first = covering.spread(len(group), mark.args[0])
+        if len(mark.args) > 1:
+            return first, covering.spread(len(group), sum(mark.args))
+    elif group[0].get_closest_marker("each_value"):
+        first = covering.covering([covering.values(case.callspec.params) for case in group])
+    elif len(crossed[0]) > 1:
+        first = covering.covering(crossed)
+    else:
+        return everything, everything
+    if len(crossed[0]) > 2:
+        return first, covering.covering([covering.pairs(one) for one in crossed], first)
+    return first, everything
 
 
 def lists(case):
