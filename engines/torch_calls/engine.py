@@ -50,19 +50,19 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
     def why_not(self, facts: ProductFacts, device: Device) -> No | None:
         if device.kind != "cuda":
             return No(f"torch's kernels for CUDA do not run on {device}")
-        node = facts.subgraph.nodes[0]
+        node = core(facts.subgraph)
         if node.op_name in ATTENTION and device.sm < FIRST_SM:
             return No(f"{node} needs SM{FIRST_SM} or newer; {device} is SM{device.sm}")
         found = made(facts.subgraph)
         return found if isinstance(found, No) else None
 
     def notes(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
-        node = facts.subgraph.nodes[0]
+        node = core(facts.subgraph)
         rounded = "; exponentials are rounded to q's type" if node.op_name in ATTENTION else ""
         return (f"torch: sums in FLOAT in an order of the kernel's own{rounded}",)
 
     def numerical_notes_of(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> frozenset[numerical_note]:
-        node, tensors = facts.subgraph.nodes[0], facts.subgraph.graph.tensors
+        node, tensors = core(facts.subgraph), facts.subgraph.graph.tensors
         narrow = tensors[node.inputs[0][1]].dtype is not data_type.FLOAT
         return frozenset({numerical_note.TENSOR_CORE} if narrow else ())
 
@@ -70,7 +70,7 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         call = made(facts.subgraph)
         assert isinstance(call, TorchCall)
         if device.here:
-            _check_torch(facts.subgraph.nodes[0])
+            _check_torch(core(facts.subgraph))
         arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
         frozen = FrozenCall(arguments, by_address(call, device, site.current_stream, site.torch_setting))
         return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
@@ -88,7 +88,12 @@ def _check_torch(node: Node) -> None:
 
 def made(facts: Subgraph) -> TorchCall | No:
     """Torch's call for a product and what follows it, or the first reason why there is none."""
-    return CALLS[facts.nodes[0].op_name](facts)
+    return CALLS[core(facts).op_name](facts)
+
+
+def core(facts: Subgraph) -> Node:
+    """The product, convolution or attention among some nodes."""
+    return next(node for node in facts.nodes if node.op_name in CALLS)
 
 
 def by_address(

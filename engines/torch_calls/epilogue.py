@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchView, unfit
-from graphfuse.op_graph.ir import Subgraph
+from graphfuse.op_graph.ir import Node, Subgraph
 
 _PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
 
@@ -19,11 +19,11 @@ class Following:
     relu: bool
 
 
-def following(facts: Subgraph, dtype: data_type) -> Following | No:
-    """An addition behind a matrix product, and a ReLU if there are three nodes. dtype: of what is multiplied, which
+def following(facts: Subgraph, product: Node, dtype: data_type) -> Following | No:
+    """An addition behind a matrix product, and a ReLU if there is one more node. dtype: of what is multiplied, which
     bias and result have to be of."""
     graph = facts.graph
-    product, add, *after = facts.nodes
+    add, *after = facts.nodes[facts.nodes.index(product) + 1 :]
     (_, made), (_, total) = product.outputs[0], add.outputs[0]
     alone = "accepted: an add of a bias, and a relu"
     if add.op_name != "add" or made not in (t for _, t in add.inputs) or len(after) > 1:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from graphfuse.base import rounding
@@ -10,18 +11,19 @@ from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
-from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
 
 
 def matmul(facts: Subgraph) -> TorchCall | No:
     """The product alone, or with a bias of one value a column, or with that and a ReLU."""
-    tensors, node = facts.graph.tensors, facts.nodes[0]
-    a, b = (tensors[node.input(port)] for port in ("A", "B"))
-    c = tensors[facts.nodes[-1].outputs[0][1]]
+    tensors, nodes = facts.graph.tensors, facts.nodes
+    node = next(node for node in nodes if node.op_name == "matmul")
+    a, b = (_operand(facts, node, port) for port in ("A", "B"))
+    c = tensors[nodes[-1].outputs[0][1]]
     if why := multiplied(a, b) or unfit(c):
         return No(why)
     batch, folded = _batch(a, b, c)
-    after = following(facts, a.dtype) if facts.nodes[1:] else None
+    after = following(facts, node, a.dtype) if nodes[-1] is not node else None
     if isinstance(after, No):
         return after
     if after and batch:
@@ -35,6 +37,16 @@ def matmul(facts: Subgraph) -> TorchCall | No:
     )
     read = (a_seen, b_seen) if after is None else (a_seen, b_seen, after.bias)
     return TorchCall((*read, c_seen), bind, settings=EXACT_PRODUCTS[a.dtype])
+
+
+def _operand(facts: Subgraph, node: Node, port: str) -> FrozenTensor:
+    """A tensor that is multiplied, seen as a transpose among the nodes turns it."""
+    tensors, read = facts.graph.tensors, node.input(port)
+    for turning in facts.nodes:
+        if turning.op_name == "transpose" and turning.output("output") == read:
+            t, order = tensors[turning.input("input")], turning.attribute("permutation")
+            return replace(t, dim=tuple(t.dim[axis] for axis in order), stride=tuple(t.stride[axis] for axis in order))
+    return tensors[read]
 
 
 def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch, a, b, *rest) -> Callable[[], object]:

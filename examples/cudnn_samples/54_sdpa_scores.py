@@ -137,29 +137,53 @@ hold("tiles", attend(tensors={"block_mask": bits}), plain.masked_fill(hidden, -m
 # %% [markdown]
 # ## Functions of scores
 #
-# cuDNN's `score_mod` is a function that draws nodes between the first product and softmax. Here it is refused, with
-# what to draw instead: the same nodes between two products. This is soft-capping.
-
-# %%
-graph = new()
-Q, K, V = (graph.tensor_like(t) for t in (q, k, v))
-try:
-    graph.sdpa(q=Q, k=K, v=V, attn_scale=scale, generate_stats=False, score_mod=lambda graph, scores: scores)
-except cudnn.cudnnGraphNotSupportedError as error:
-    print(error)
+# `score_mod` is a function that draws nodes between the first product and softmax: attention becomes products and one
+# kernel for what is between them. This is soft-capping.
 
 # %%
 CAP = 2.0
+kept = {}
+
+
+def cap(graph, scores):
+    kept["tanh"] = graph.tanh(graph.mul(scores, 1 / CAP))
+    return graph.mul(kept["tanh"], CAP)
+
+
 graph = new()
-Q, K, V = (graph.tensor_like(t) for t in (q, k.mT, v))
-scores = graph.mul(graph.matmul(Q, K), scale)
-capped = graph.mul(graph.tanh(graph.mul(scores, 1 / CAP)), CAP)
-weights = graph.softmax(capped, axis=3).set_data_type(cudnn.data_type.BFLOAT16)
-OUT = graph.matmul(weights, V).set_output(True)
-o = torch.empty_like(q)
-run(graph, {Q: q, K: k.mT, V: v, OUT: o})
+Q, K, V = (graph.tensor_like(t) for t in (q, k, v))
+OUT, STATS = graph.sdpa(q=Q, k=K, v=V, attn_scale=scale, generate_stats=True, score_mod=cap)
+OUT.set_output(True)
+STATS.set_output(True).set_data_type(cudnn.data_type.FLOAT)
+o, stats = torch.empty_like(q), torch.empty(B, H, S, 1, device=device)
+run(graph, {Q: q, K: k, V: v, OUT: o, STATS: stats})
 print(f"run by {', then '.join(region.engine for region in graph.explanation().regions)}")
 hold("soft-capping", o, CAP * (plain / CAP).tanh())
+
+# %% [markdown]
+# Its backward takes the function that makes the gradient of the scores of that of the capped ones.
+
+
+# %%
+def cap_backward(graph, grad):
+    return graph.mul(grad, graph.sub(1.0, graph.mul(kept["tanh"], kept["tanh"])))
+
+
+loss = torch.randn_like(o)
+read = {"q": q, "k": k, "v": v, "o": o, "dO": loss, "stats": stats}
+graph = new()
+given = {name: graph.tensor_like(t) for name, t in read.items()}
+made = graph.sdpa_backward(**given, attn_scale=scale, score_mod=cap, score_mod_bprop=cap_backward)
+grads = [torch.empty_like(t) for t in (q, k, v)]
+for t in made:
+    t.set_output(True)
+run(graph, {given[name]: t for name, t in read.items()} | dict(zip(made, grads, strict=True)))
+exact = [t.double().requires_grad_() for t in (q, k, v)]
+weights = (CAP * (exact[0] @ exact[1].mT * (scale / CAP)).tanh()).softmax(-1)
+(weights @ exact[2]).backward(loss.double())
+for grad, t in zip(grads, exact, strict=True):
+    torch.testing.assert_close(grad.double(), t.grad, rtol=2e-2, atol=2e-2)
+print("gradients of soft-capping: agree with float64")
 
 # %%
 cudnn.destroy_handle(handle)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphfuse.api import node_arguments
@@ -169,9 +170,16 @@ class Drawn(Recorded, OpMethods):
         where = f"node {name!r} ({op.name})"
         self._check_free(where, name)
         attributes = node_arguments.attributes(where, op, given)
-        inputs = self._inputs(where, op, given, name)
+        functions = node_arguments.functions(where, op, given)
         compute = checked_type(f"{where}: compute_data_type", compute_data_type)
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
+        if functions and op.by_nodes:
+            with self._whole():
+                told = *(a.name for a in op.attributes if attributes[a.name] != a.default), *op.given
+                asked = [option for option in told if given.get(option) is not None]
+                inputs = self._inputs(where, op, given, name)
+                return op.by_nodes(self, where, inputs, attributes, functions, asked, compute, name)
+        inputs = self._inputs(where, op, given, name)
         named: dict[str, Any] = {port: given[port] for port in op.given if given.get(port) is not None}
         for port, t in named.items():
             self._check_operand(where, port, t)
@@ -187,6 +195,22 @@ class Drawn(Recorded, OpMethods):
         self._forget()
         made = [None if port in node.absent else t for port, t in outputs.items() if port not in named]
         return made[0] if len(made) == 1 else made
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """After an error nothing is left of what was drawn within."""
+        tensors, nodes = len(self.tensors), len(self.nodes)
+        try:
+            yield
+        except BaseException:
+            for t in self.tensors[tensors:]:
+                self._uids.remove(t)
+            for node in self.nodes[nodes:]:
+                self._node_names.remove(node.name)
+                self._nodes_of[node.op.name] -= 1
+            del self.tensors[tensors:], self.nodes[nodes:]
+            self._forget()
+            raise
 
     def _inputs(self, where: str, op: Op, given: Mapping[str, object], name: str) -> dict[str, Tensor]:
         """The tensor at each port of a node; a number becomes a constant of the graph."""

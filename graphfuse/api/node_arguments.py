@@ -1,6 +1,6 @@
 """What a call of an op method gives for the op's attributes, checked against the op table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphfuse.api.checks import check_unasked
@@ -18,6 +18,18 @@ def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any
     """
     check_unasked(where, op.not_offered, given)
     return {a.name: _value(where, op, a, given.get(a.name, a.default)) for a in op.attributes}
+
+
+def functions(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Callable[..., object]]:
+    """Functions given for the arguments of `op` that are some, by name."""
+    found: dict[str, Callable[..., object]] = {}
+    for name in op.functions:
+        value = given.get(name)
+        if callable(value):
+            found[name] = value
+        elif value is not None:
+            raise GraphTypeError(f"{where}: {name} must be a function of the graph and a tensor, got {value!r}")
+    return found
 
 
 def order(op: Op) -> str:

@@ -860,7 +860,10 @@ class OpMethods:
         implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
         refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums
         of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:
-        bounds of the rows of all sequences together, which change nothing here."""
+        bounds of the rows of all sequences together, which change nothing here.
+        score_mod: a function (graph, scores) -> tensor, which draws nodes between q k^T, scaled and with the bias,
+        and softmax. Attention is drawn as nodes then, products and what is between them. What softmax makes is
+        rounded to q's type, if that has 16 bits. Beside it only attn_scale, bias and Stats may be asked for."""
 
     def sdpa_backward(
         self,
@@ -908,7 +911,8 @@ class OpMethods:
         and of sink_token. dropout: as given to sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.
         What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and
         nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference
-        engine always is."""
+        engine always is. score_mod as sdpa's, and with it score_mod_bprop, a function (graph, gradient of what
+        score_mod returns) -> gradient of what it is given, which may read tensors that score_mod drew."""
 
     def sdpa_fp8(
         self,
@@ -956,7 +960,6 @@ class OpMethods:
         *,
         fn: None = ...,
         sf_o: None = ...,
-        score_mod: None = ...,
         kv_mask: None = ...,
         softmax_precision: None = ...,
         attn_scale_prefolded: bool = ...,
@@ -1057,7 +1060,6 @@ class OpMethods:
         paged_attention_max_seq_len_kv: None = ...,
         sf_o: None = ...,
         scale_o: None = ...,
-        score_mod: None = ...,
         kv_mask: None = ...,
         softmax_precision: None = ...,
         attn_scale_prefolded: bool = ...,

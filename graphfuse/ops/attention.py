@@ -7,6 +7,7 @@ from functools import partial
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
+from graphfuse.ops import attention_by_nodes
 from graphfuse.ops.attention_options import (
     CHOICE,
     DROPPED,
@@ -201,9 +202,7 @@ def _all_gradients(p: Pullback):
     return p.graph.sdpa_backward(**read, **{name: p.attributes[name] for name in told})
 
 
-_BY_NODES = "bias, a mask, ALiBi or sink_token where one says it, else nodes: matmul, the function's, softmax, matmul"
 NOT_OFFERED = {
-    "score_mod": (None, _BY_NODES),
     "kv_mask": (None, "a bias of 0 and -infinity, [batch, 1, 1, rows of k], which masks columns"),
     "softmax_precision": (None, "compute_data_type, which exponentials are in: FLOAT unless set"),
     "attn_scale_prefolded": (False, "attn_scale=math.log(2), with which exponentials of base e are those of base 2"),
@@ -240,7 +239,10 @@ TABLE = (
         "implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN\n"
         "refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums\n"
         "of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:\n"
-        "bounds of the rows of all sequences together, which change nothing here.",
+        "bounds of the rows of all sequences together, which change nothing here.\n"
+        "score_mod: a function (graph, scores) -> tensor, which draws nodes between q k^T, scaled and with the bias,\n"
+        "and softmax. Attention is drawn as nodes then, products and what is between them. What softmax makes is\n"
+        "rounded to q's type, if that has 16 bits. Beside it only attn_scale, bias and Stats may be asked for.",
         inputs=(
             *(sequences(port) for port in ("q", "k", "v")),
             Port("attn_scale", optional=True),
@@ -270,6 +272,8 @@ TABLE = (
             *HOW,
         ),
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
+        functions=("score_mod",),
+        by_nodes=attention_by_nodes.forward,
         not_offered=NOT_OFFERED,
         training={"generate_stats": True, "is_inference": None},
         vjp={
@@ -286,7 +290,8 @@ TABLE = (
         "and of sink_token. dropout: as given to sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.\n"
         "What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and\n"
         "nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference\n"
-        "engine always is.",
+        "engine always is. score_mod as sdpa's, and with it score_mod_bprop, a function (graph, gradient of what\n"
+        "score_mod returns) -> gradient of what it is given, which may read tensors that score_mod drew.",
         inputs=(
             *(sequences(port) for port in ("q", "k", "v", "o", "dO", "stats")),
             Port("attn_scale", optional=True),
@@ -305,9 +310,7 @@ TABLE = (
         reference=gradients,
         attributes=(*MASKS, *HOW_BACKWARD),
         order="give what stands behind stats by name",
-        not_offered={
-            "score_mod": NOT_OFFERED["score_mod"],
-            "score_mod_bprop": (None, "differentiate, of a graph of the nodes matmul, the function's, softmax, matmul"),
-        },
+        functions=("score_mod", "score_mod_bprop"),
+        by_nodes=attention_by_nodes.backward,
     ),
 )

@@ -231,6 +231,7 @@ def _renamed(*left_out: str) -> tuple[Attribute, ...]:
 
 _BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
 _BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_BY_NODES = "bias, a mask or sink_token where one says it, else sdpa of dequantized q, k and v, with score_mod"
 _BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
 _PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
 _NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
@@ -275,7 +276,7 @@ TABLE = (
             *HOW,
         ),
         order="give what stands behind scale_o by name",
-        not_offered={"fn": NOT_OFFERED["score_mod"], "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
+        not_offered={"fn": (None, _BY_NODES), "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
     ),
     backward(

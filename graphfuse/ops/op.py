@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops.expansion import Expansion
@@ -113,6 +114,9 @@ class Op:
     # cuDNN's options, some of them attributes, that are taken where they ask for nothing: the value beside None that
     # does, and what takes the place of any other or why nothing does.
     not_offered: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+    # Arguments that are functions of the graph and a tensor, and what draws nodes instead where one is given.
+    functions: tuple[str, ...] = ()
+    by_nodes: Callable[..., list[Any]] | None = None
     # By input port the rule that draws its gradient, or why there is none; one reason where it holds for all of them.
     vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
     # By output port how backward makes it of inputs and of the outputs that are kept, where that is not the node again.
@@ -134,9 +138,10 @@ class Op:
 
     @cached_property
     def unasked(self) -> Mapping[str, object]:
-        """Options that are not offered and no attributes, each as it is where it asks for nothing."""
+        """Options that are no attributes, each as it is where it asks for nothing."""
         own = {a.name for a in self.attributes}
-        return {name: nothing for name, (nothing, _) in self.not_offered.items() if name not in own}
+        refused = {name: nothing for name, (nothing, _) in self.not_offered.items() if name not in own}
+        return {**dict.fromkeys(self.functions), **refused}
 
     @cached_property
     def by_name(self) -> tuple[str, ...]:

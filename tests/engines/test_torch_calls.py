@@ -131,6 +131,52 @@ def test_products_of_any_layout(order):
     hold(case.run(), exact)
 
 
+@pytest.mark.parametrize("turned", ["a", "b", "ab"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_operands_that_nodes_transpose_are_read_where_they_lie(turned, bias, shape):
+    case, operands = Drawn(), []
+    bias = bias and not shape
+    for seed, (name, rows, columns) in enumerate((("a", 8, 16), ("b", 16, 6))):
+        data = values(*shape, rows, columns, seed=seed)
+        t = case.read(data.mT.contiguous() if name in turned else data, name)
+        last = len(shape), len(shape) + 1
+        order = [*range(len(shape)), *(last[::-1] if name in turned else last)]
+        operands.append(case.g.transpose(t, permutation=order).set_data_type(BF16) if name in turned else t)
+    y = case.g.matmul(*operands)
+    a, b = (case.pack[name].mT if name in turned else case.pack[name] for name in "ab")
+    exact = a.double() @ b.double()
+    if bias:
+        y = case.g.bias(y, case.read(values(1, 6, seed=2), "bias"))
+        exact = exact + case.pack["bias"].double()
+    case.write(y, torch.empty(exact.shape, dtype=torch.bfloat16))
+    (region, *_), _ = regions(case)
+    assert len(region.subgraph.nodes) == len(turned) + 1 + bias
+    assert {seen.tensor for seen in calls.made(region.subgraph).seen[:2]} <= {*region.subgraph.inputs}
+    hold(case.run(), exact)
+
+
+def regions(case):
+    """Regions of products in a graph."""
+    known = plugins.installed()
+    return plan.matches(lowered(case.g), dataclasses.replace(known, patterns=(epilogues.PATTERN,)))
+
+
+@pytest.mark.parametrize("why", ["read twice", "another type", "an output"])
+def test_a_transpose_that_others_need_is_none_of_the_product(why):
+    case = Drawn()
+    a, b = case.read(values(8, 16), "a"), case.read(values(6, 16, seed=1), "b")
+    turned = case.g.transpose(b, permutation=[1, 0]).set_data_type(FLOAT if why == "another type" else BF16)
+    y = case.g.matmul(a, turned)
+    if why == "read twice":
+        case.write(case.g.identity(turned), torch.empty(16, 6, dtype=torch.bfloat16), "more")
+    if why == "an output":
+        case.write(turned, torch.empty(16, 6, dtype=torch.bfloat16), "more")
+    case.write(y, torch.empty(8, 6, dtype=torch.bfloat16))
+    found, _ = regions(case)
+    assert {len(region.subgraph.nodes) for region in found} == {1}
+
+
 def test_rows_and_columns_with_gaps_and_offsets():
     case = Drawn()
     whole_a, whole_b = values(9, 40).bfloat16(), values(20, 33).bfloat16()

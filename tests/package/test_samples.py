@@ -106,15 +106,7 @@ def test_the_table_has_every_sample():
     assert named == [(p.stem,) * 3 for p in samples.SCRIPTS]
 
 
-def _attention(graph, name, **options):
-    """A node of attention, or its backward, with further options."""
-    ports = ("q", "k", "v", "o", "dO", "stats")[: 3 if name == "sdpa" else 6]
-    return getattr(graph, name)(**{port: graph.tensor([1, 2, 8, 16]) for port in ports}, **options)
-
-
 REFUSED = {
-    "fp16_fwd_with_flexible_graphs": lambda: _attention(graphfuse.pygraph(), "sdpa", score_mod=id),
-    "fp16_bwd_with_flexible_graphs": lambda: _attention(graphfuse.pygraph(), "sdpa_backward", score_mod_bprop=id),
     "causal_conv1d_forward": lambda: graphfuse.causal_conv1d_forward,
     "sm_carveout": lambda: graphfuse.pygraph(sm_count=8),
     "general_block_scale_matmul": lambda: graphfuse.data_type.INT4,
