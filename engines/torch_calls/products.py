@@ -11,7 +11,7 @@ from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
 from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
-from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
+from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
 
 
 def matmul(facts: Subgraph) -> TorchCall | No:
@@ -28,7 +28,8 @@ def matmul(facts: Subgraph) -> TorchCall | No:
         return after
     if after and batch:
         return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
-    a_seen, b_seen, c_seen = _matrices(a, batch, folded), _matrices(b, batch, None), _matrices(c, batch, folded)
+    a_seen, c_seen = (_matrices(t, n, batch, folded) for n, t in ((_A, a), (_C, c)))
+    b_seen = _matrices(b, _B, batch, None)
     # What is not made in its own type is made in float32, and then rounded.
     made = c.dtype if c.dtype is a.dtype else data_type.FLOAT
     product = {0: "mm", 1: "bmm"}.get(len(batch), "each")
@@ -76,8 +77,9 @@ def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch
     return then_rounded
 
 
-BatchAxis = tuple[int, dict[TensorId, int]]
-"""Extent, and stride by tensor."""
+_A, _B, _C = range(3)
+BatchAxis = tuple[int, tuple[int, ...]]
+"""Extent, and strides of A, B and C: A and B may be one tensor, seen in two ways."""
 
 Batch = tuple[BatchAxis, ...]
 
@@ -88,24 +90,25 @@ def _batch(a: FrozenTensor, b: FrozenTensor, c: FrozenTensor) -> tuple[Batch, Ba
     for axis, extent in enumerate(c.dim[:-2]):
         if extent == 1:
             continue
-        strides = {t.id: t.stride[axis] if t.dim[axis] != 1 else 0 for t in (a, b, c)}
-        if axes and all(stride == extent * strides[t] for t, stride in axes[-1][1].items()):
+        strides = tuple(t.stride[axis] if t.dim[axis] != 1 else 0 for t in (a, b, c))
+        if axes and all(outer == extent * stride for outer, stride in zip(axes[-1][1], strides, strict=True)):
             axes[-1] = (axes[-1][0] * extent, strides)
         else:
             axes.append((extent, strides))
     if len(axes) == 1:
         ((extent, strides),) = axes
         rows = c.dim[-2]
-        if not strides[b.id] and all(rows == 1 or strides[t.id] == rows * t.stride[-2] for t in (a, c)):
+        if not strides[_B] and all(rows == 1 or strides[n] == rows * t.stride[-2] for n, t in ((_A, a), (_C, c))):
             return (), axes[0]
     return tuple(sorted(axes, key=lambda axis: axis[0])), None
 
 
-def _matrices(t: FrozenTensor, batch: Batch, folded: BatchAxis | None) -> TorchView:
-    """A tensor as matrices with the axes of batches before. folded: the batches that are rows of one matrix."""
+def _matrices(t: FrozenTensor, place: int, batch: Batch, folded: BatchAxis | None) -> TorchView:
+    """A tensor as matrices with the axes of batches before. place: which of A, B and C it is. folded: the batches that
+    are rows of one matrix."""
     (rows, columns), (of_rows, of_columns) = t.dim[-2:], t.stride[-2:]
     if folded is not None:
         extent, strides = folded
-        rows, of_rows = extent * rows, strides[t.id] if rows == 1 else of_rows
+        rows, of_rows = extent * rows, strides[place] if rows == 1 else of_rows
     dim = (*(extent for extent, _ in batch), rows, columns)
-    return TorchView.of(t, dim, (*(strides[t.id] for _, strides in batch), of_rows, of_columns))
+    return TorchView.of(t, dim, (*(strides[place] for _, strides in batch), of_rows, of_columns))

@@ -156,6 +156,30 @@ def test_operands_that_nodes_transpose_are_read_where_they_lie(turned, bias, sha
     hold(case.run(), exact)
 
 
+@pytest.mark.parametrize(
+    "dim, first, second",
+    [
+        ((3, 3, 8, 8), (1, 0, 2, 3), (0, 1, 2, 3)),
+        ((6, 6, 6), (0, 1, 2), (1, 2, 0)),
+        ((6, 6, 6), (1, 0, 2), (2, 1, 0)),
+        ((1, 4, 8, 5), (0, 1, 2, 3), (1, 0, 3, 2)),
+        ((3, 8, 8), (0, 2, 1), (0, 2, 1)),
+    ],
+)
+def test_both_operands_are_one_tensor_seen_in_two_ways(dim, first, second):
+    case = Drawn()
+    x = case.read(values(*dim), "x")
+    plain = tuple(range(len(dim)))
+    operands = [
+        x if order == plain else case.g.transpose(x, permutation=order).set_data_type(BF16) for order in (first, second)
+    ]
+    y = case.g.matmul(*operands)
+    exact = case.pack["x"].double().permute(first) @ case.pack["x"].double().permute(second)
+    case.write(y, torch.empty(exact.shape, dtype=torch.bfloat16))
+    assert len(regions(case)[0][0].subgraph.nodes) == 1 + sum(order != plain for order in (first, second))
+    hold(case.run(), exact)
+
+
 def regions(case):
     """Regions of products in a graph."""
     known = plugins.installed()
