@@ -56,7 +56,8 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
     if match.anchor.op_name not in PRODUCTS:
         yield core
         return
-    made_before = {graph.producer[t] for _, t in match.anchor.inputs if t in graph.producer}
+    operands = match.anchor.inputs if match.anchor.op_name == "matmul" else ()
+    made_before = {graph.producer[t] for _, t in operands if t in graph.producer}
     turned = core | {i for i in made_before if _only_turns(graph, i, core)}
     yield from _with_epilogues(match, turned)
     if turned != core:

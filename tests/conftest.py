@@ -71,7 +71,8 @@ def stand_ins(items):
     Of lists that are crossed, the first cases have every value of each; further ones have every pair of values; what is
     left is thorough. A test marked `some(n)`, `some(n, m)` or `each_value` says itself which are first, or further.
     """
-    cases = [item for item in items if not {mark.name for mark in item.iter_markers()} & {"gpu", "thorough"}]
+    marked = {"gpu", "thorough", "further"}
+    cases = [item for item in items if not {mark.name for mark in item.iter_markers()} & marked]
     for group in by_test(cases):
         if len(group) > 1:
             first, further = chosen(group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphfuse.api import node_arguments
@@ -19,7 +20,7 @@ from graphfuse.base.errors import (
     GraphTypeError,
     GraphValidationError,
 )
-from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.freeze import freeze, infer
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.op_methods import OpMethods
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
@@ -166,7 +167,8 @@ class Drawn(Recorded, OpMethods):
     def _add(
         self, op: Op, given: dict[str, object], compute_data_type: object, name: str
     ) -> Tensor | None | list[Tensor | None]:
-        name = checked_name(f"node of {op.name}", name) or self._free_name(op)
+        given_name = checked_name(f"node of {op.name}", name)
+        name = given_name or self._free_name(op)
         where = f"node {name!r} ({op.name})"
         self._check_free(where, name)
         attributes = node_arguments.attributes(where, op, given)
@@ -177,8 +179,11 @@ class Drawn(Recorded, OpMethods):
             with self._whole():
                 told = *(a.name for a in op.attributes if attributes[a.name] != a.default), *op.given
                 asked = [option for option in told if given.get(option) is not None]
-                inputs = self._inputs(where, op, given, name)
-                return op.by_nodes(self, where, inputs, attributes, functions, asked, compute, name)
+                inputs, first = self._inputs(where, op, given, name), len(self.nodes)
+                self._check_shapes(where, op, inputs, attributes)
+                made = op.by_nodes(self, where, inputs, attributes, functions, asked, compute, given_name)
+                self.nodes[first:] = [replace(node, only_if_read=True) for node in self.nodes[first:]]
+                return made
         inputs = self._inputs(where, op, given, name)
         named: dict[str, Any] = {port: given[port] for port in op.given if given.get(port) is not None}
         for port, t in named.items():
@@ -199,18 +204,31 @@ class Drawn(Recorded, OpMethods):
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
         """After an error nothing is left of what was drawn within."""
-        tensors, nodes = len(self.tensors), len(self.nodes)
+        tensors, nodes = [*self.tensors], len(self.nodes)
         try:
             yield
         except BaseException:
-            for t in self.tensors[tensors:]:
+            known = {id(t) for t in tensors}
+            for t in (t for t in self.tensors if id(t) not in known):
                 self._uids.remove(t)
             for node in self.nodes[nodes:]:
                 self._node_names.remove(node.name)
                 self._nodes_of[node.op.name] -= 1
-            del self.tensors[tensors:], self.nodes[nodes:]
+            self.tensors[:] = tensors
+            del self.nodes[nodes:]
             self._forget()
             raise
+
+    def _check_shapes(self, where: str, op: Op, inputs: Mapping[str, Tensor], attributes: Mapping[str, object]) -> None:
+        """The checks of an op that is drawn as nodes, which need shapes now."""
+        if any(not t.get_dim() and t.value is None for t in inputs.values()):
+            for node in self.nodes:
+                infer(self, node)
+        rank = max(len(t.get_dim()) for t in inputs.values())
+        try:
+            op.infer({port: tuple(t.get_dim()) or (1,) * rank for port, t in inputs.items()}, attributes, {})
+        except GraphValidationError as error:
+            raise GraphValidationError(f"{where}: {error}") from None
 
     def _inputs(self, where: str, op: Op, given: Mapping[str, object], name: str) -> dict[str, Tensor]:
         """The tensor at each port of a node; a number becomes a constant of the graph."""

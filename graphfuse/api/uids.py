@@ -23,6 +23,7 @@ class Uids:
 
     def remove(self, tensor: Tensor) -> None:
         del self._tensors[tensor.current_uid]
+        self._claimed.discard(tensor.current_uid)
 
     def has(self, tensor: Tensor) -> bool:
         """True if it is a tensor of this graph, and not of another that has the number, too."""

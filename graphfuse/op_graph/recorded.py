@@ -10,7 +10,10 @@ from graphfuse.ops import Op
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A node as the user made it."""
+    """A node as the user made it.
+
+    only_if_read: whether it is left out where nothing reads what it makes, which is an error of other nodes.
+    """
 
     name: str
     op: Op
@@ -18,6 +21,7 @@ class NodeRecord:
     outputs: Mapping[str, Tensor]
     attributes: Mapping[str, object]
     compute: data_type
+    only_if_read: bool = False
 
     @property
     def absent(self) -> frozenset[str]:

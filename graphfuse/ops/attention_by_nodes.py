@@ -1,7 +1,8 @@
 """Attention with a function of its scores, drawn as the nodes that it is made of.
 
 The function takes the graph and the scores, [batch, heads of q, rows of q, rows of k], and returns what softmax is of.
-Factors of products are rounded to q's type where that has 16 bits, as kernels of attention round them.
+Factors of products are rounded to q's type where that has 16 bits, as kernels of attention round them. Shapes and types
+of q, k and v are those of the moment.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
+from graphfuse.base.dtypes import FACTS, SIXTEEN_BITS, data_type
 from graphfuse.base.enums import reduction_mode
-from graphfuse.base.errors import GraphNotSupportedError
+from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
 from graphfuse.ops.attention_options import makes_stats
+from graphfuse.ops.layouts import packed_like, packed_stride
 from graphfuse.ops.op import Attributes
 
 Functions = Mapping[str, Callable[[Any, Any], Any]]
@@ -21,7 +23,10 @@ Functions = Mapping[str, Callable[[Any, Any], Any]]
 
 _READ = ("q", "k", "v", "o", "dO", "stats", "attn_scale", "bias")
 _MEANT = ("is_inference", "generate_stats")
-_OF_KERNELS = ("implementation", "unfuse_fma", "use_deterministic_algorithm")  # which nodes are not
+_CHANGES_NOTHING = (
+    *("implementation", "unfuse_fma", "use_deterministic_algorithm"),
+    *("max_total_seq_len_q", "max_total_seq_len_kv", "diagonal_alignment"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ class AttentionNodes:
     name: str
 
     def __post_init__(self) -> None:
-        others = [name for name in (*self.inputs, *self.asked) if name not in (*_READ, *_MEANT, *_OF_KERNELS)]
+        others = [name for name in (*self.inputs, *self.asked) if name not in (*_READ, *_MEANT, *_CHANGES_NOTHING)]
         if others:
             raise GraphNotSupportedError(
-                f"{self.where}: {others[0]} is given beside {' and '.join(self.functions)}; instead: nodes that the "
-                "function draws, as of gen_index, cmp_ge and binary_select for a mask"
+                f"{self.where}: {others[0]} is given beside {' and '.join(self.functions)}; instead: what the function "
+                "draws, such as gen_index, cmp_ge and binary_select for a mask"
             )
 
     def node(self, op: str, *tensors: object, **attributes: object) -> Any:
@@ -75,11 +80,8 @@ class AttentionNodes:
         return self.graph.identity(t).set_data_type(kind) if kind in SIXTEEN_BITS else t
 
     def shared(self, port: str) -> int:
-        """Heads of q that one of another tensor serves."""
-        heads, those_of_q = (
-            t.get_dim()[1] if len(t.get_dim()) == 4 else 1 for t in (self.inputs[port], self.inputs["q"])
-        )
-        return those_of_q // heads if heads and those_of_q % heads == 0 else 1
+        """Heads of q that one of k or v serves."""
+        return self.inputs["q"].get_dim()[1] // self.inputs[port].get_dim()[1]
 
     def repeated(self, port: str) -> Any:
         """k or v with a head for each of q's, or with one."""
@@ -104,19 +106,47 @@ class AttentionNodes:
         apart = self.graph.reshape(grad.set_data_type(self.compute)).set_dim([batch, heads, shared, rows, columns])
         total = self.node("reduction", apart.set_data_type(self.compute), mode=reduction_mode.ADD)
         total.set_dim([batch, heads, 1, rows, columns]).set_data_type(self.kind(t))
-        return self.graph.reshape(total).set_dim([batch, heads, rows, columns])
+        return self.graph.reshape(total)
+
+    def like(self, made: Any, port: str) -> Any:
+        """A gradient that lies as what it is of."""
+        t = self.inputs[port]
+        made.set_dim(t.get_dim())
+        strides = packed_like(t.get_dim(), t.get_dim(), t.get_stride()) if t.get_stride() else None
+        return made.set_stride(strides) if strides else made
+
+    def weights(self, scores: Any, stats: Any) -> Any:
+        """Softmax of scores, by the logarithm of its sums; 0 in rows of -infinity alone."""
+        most = FACTS[data_type.FLOAT].max
+        finite = self.node("relu", stats, negative_slope=0.0, lower_clip=-most, upper_clip=most)
+        return self.node("exp", self.node("sub", scores, finite))
+
+    @property
+    def scale(self) -> Any:
+        """attn_scale with the rank of scores."""
+        t = self.inputs["attn_scale"]
+        if len(t.get_dim()) in (0, 4):
+            return t
+        if t.get_is_pass_by_value():
+            accepted = "a number, or a tensor of dim [1, 1, 1, 1]"
+            raise GraphNotSupportedError(f"{self.where}: attn_scale has dim {t.get_dim()}; accepted: {accepted}")
+        return self.graph.reshape(t).set_dim([1, 1, 1, 1]).set_data_type(self.kind(t))
 
     def scores(self) -> Any:
         """Scores that softmax is of."""
         made = self.product(self.inputs["q"], self.turned(self.repeated("k"))).set_data_type(self.compute)
-        for port, op in (("attn_scale", "mul"), ("bias", "add")):
-            made = self.node(op, made, self.inputs[port]) if port in self.inputs else made
+        made = self.node("mul", made, self.scale) if "attn_scale" in self.inputs else made
+        made = self.node("add", made, self.inputs["bias"]) if "bias" in self.inputs else made
         return self.by_function("score_mod", made)
 
     def by_function(self, name: str, t: Any) -> Any:
         if name not in self.functions:
             return t
         made = self.functions[name](self.graph, t)
+        if not isinstance(made, type(t)):
+            raise GraphTypeError(
+                f"{self.where}: {name} must return a tensor of the graph that it is given, got {made!r}"
+            )
         self.graph._check_operand(self.where, f"what {name} returns", made)
         return made
 
@@ -125,9 +155,13 @@ def forward(*given: Any) -> list[Any]:
     """[O, Stats]; the second is None unless it is asked for. given: as ``AttentionNodes`` has it."""
     nodes = AttentionNodes(*given)
     scores = nodes.scores()
-    stats = nodes.node("logsumexp", scores, axis=3) if makes_stats(nodes.attributes) else None
-    weights = nodes.factor(nodes.node("softmax", scores, axis=3))
-    return [nodes.product(weights, nodes.repeated("v"), nodes.name), stats]
+    stats = nodes.node("logsumexp", scores, axis=3)
+    weights = nodes.factor(nodes.weights(scores, stats))
+    made = nodes.product(weights, nodes.repeated("v"), nodes.name)
+    if not makes_stats(nodes.attributes):
+        return [made, None]
+    dim = [*nodes.inputs["q"].get_dim()[:3], 1]
+    return [made, stats.set_dim(dim).set_stride(packed_stride(dim))]
 
 
 def backward(*given: Any) -> list[Any]:
@@ -139,14 +173,14 @@ def backward(*given: Any) -> list[Any]:
             "which the second returns the gradient of what the first is given"
         )
     q, loss = nodes.inputs["q"], nodes.inputs["dO"]
-    weights = nodes.node("exp", nodes.node("sub", nodes.scores(), nodes.inputs["stats"]))
+    weights = nodes.weights(nodes.scores(), nodes.inputs["stats"])
     of_weights = nodes.product(loss, nodes.turned(nodes.repeated("v"))).set_data_type(nodes.compute)
     of_scores = nodes.by_function("score_mod_bprop", nodes.node("softmax_backward", of_weights, weights, axis=3))
-    if "attn_scale" in nodes.inputs:
-        of_scores = nodes.node("mul", of_scores, nodes.inputs["attn_scale"])
+    of_scores = nodes.node("mul", of_scores, nodes.scale) if "attn_scale" in nodes.inputs else of_scores
     of_scores, weights = nodes.factor(of_scores), nodes.factor(weights)
-    return [
-        nodes.product(of_scores, nodes.repeated("k"), nodes.name),
-        nodes.summed(nodes.product(nodes.turned(of_scores), q), "k"),
-        nodes.summed(nodes.product(nodes.turned(weights), loss), "v"),
-    ]
+    made = {
+        "q": nodes.product(of_scores, nodes.repeated("k"), nodes.name),
+        "k": nodes.summed(nodes.product(nodes.turned(of_scores), q), "k"),
+        "v": nodes.summed(nodes.product(nodes.turned(weights), loss), "v"),
+    }
+    return [nodes.like(grad, port) for port, grad in made.items()]
