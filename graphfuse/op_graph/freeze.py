@@ -2,7 +2,8 @@
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
 type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs. What a
-product reads has the type that it declares: it is the type that is multiplied, as in tensor cores.
+product reads has the type that it declares, also by way of a transpose that alone reads it: it is the type that is
+multiplied, as in tensor cores.
 """
 
 from collections import Counter
