@@ -115,6 +115,10 @@ class AttentionNodes:
         strides = packed_like(t.get_dim(), t.get_dim(), t.get_stride()) if t.get_stride() else None
         return made.set_stride(strides) if strides else made
 
+    def called(self, t: Any, port: str) -> Any:
+        """A result under the name that the one node would give it, where that has one."""
+        return t.set_name(f"{self.name}::{port}") if self.name else t
+
     def weights(self, scores: Any, stats: Any) -> Any:
         """Softmax of scores, by the logarithm of its sums; 0 in rows of -infinity alone."""
         most = FACTS[data_type.FLOAT].max
@@ -157,11 +161,11 @@ def forward(*given: Any) -> list[Any]:
     scores = nodes.scores()
     stats = nodes.node("logsumexp", scores, axis=3)
     weights = nodes.factor(nodes.weights(scores, stats))
-    made = nodes.product(weights, nodes.repeated("v"), nodes.name)
+    made = nodes.called(nodes.product(weights, nodes.repeated("v"), nodes.name), "O")
     if not makes_stats(nodes.attributes):
         return [made, None]
     dim = [*nodes.inputs["q"].get_dim()[:3], 1]
-    return [made, stats.set_dim(dim).set_stride(packed_stride(dim))]
+    return [made, nodes.called(stats, "Stats").set_dim(dim).set_stride(packed_stride(dim))]
 
 
 def backward(*given: Any) -> list[Any]:
@@ -183,4 +187,4 @@ def backward(*given: Any) -> list[Any]:
         "k": nodes.summed(nodes.product(nodes.turned(of_scores), q), "k"),
         "v": nodes.summed(nodes.product(nodes.turned(weights), loss), "v"),
     }
-    return [nodes.like(grad, port) for port, grad in made.items()]
+    return [nodes.called(nodes.like(grad, port), f"d{port.upper()}") for port, grad in made.items()]

@@ -309,3 +309,11 @@ def test_backward_is_products_and_kernels_between_them():
         t.set_output(True)
     engines = [region.engine for region in planned(g).explanation().regions]
     assert set(engines) == {"torch", "rows"} and engines.count("torch") == 5
+
+
+def test_results_of_a_named_node_have_its_names():
+    g = graphs.new()
+    ports = {n: g.tensor([1, 1, 8, 8], name=n) for n in ("q", "k", "v", "o", "dO")} | {"stats": g.tensor([1, 1, 8, 1])}
+    made = g.sdpa(*(ports[n] for n in "qkv"), generate_stats=True, score_mod=unchanged, name="att")
+    made += g.sdpa_backward(**ports, score_mod=unchanged, score_mod_bprop=unchanged, name="back")
+    assert [t.get_name() for t in made] == ["att::O", "att::Stats", "back::dQ", "back::dK", "back::dV"]
