@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.contract.match import Match, Pattern, convex, single
-from graphfuse.op_graph.ir import FrozenGraph, Subgraph
+from graphfuse.op_graph.ir import FrozenGraph, Node, Subgraph
 
 PRODUCTS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad")
 """Ops after which pointwise nodes are taken."""
@@ -46,45 +46,50 @@ class ProductFacts(EpilogueFacts):
     """Facts of a product, a convolution or attention."""
 
 
+def core(nodes: Subgraph) -> Node:
+    """The product, convolution or attention among some nodes."""
+    return next(node for node in nodes.nodes if node.op_name in (*PRODUCTS, *ATTENTION))
+
+
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """A product with the longest epilogue, then with shorter ones, down to none; any other node alone.
 
     An epilogue is made of pointwise nodes of the product's shape that need it, and can run with it as one. Operands
     that nodes transpose for the product alone are read where they lie; without these nodes it is a region as well.
     """
-    graph, core = match.graph, frozenset(match.subgraph.node_ids)
+    graph, alone = match.graph, frozenset(match.subgraph.node_ids)
     if match.anchor.op_name not in PRODUCTS:
-        yield core
+        yield alone
         return
     operands = match.anchor.inputs if match.anchor.op_name == "matmul" else ()
     made_before = {graph.producer[t] for _, t in operands if t in graph.producer}
-    turned = core | {i for i in made_before if _only_turns(graph, i, core)}
+    turned = alone | {i for i in made_before if _only_turns(graph, i, alone)}
     yield from _with_epilogues(match, turned)
-    if turned != core:
-        yield from _with_epilogues(match, core)
+    if turned != alone:
+        yield from _with_epilogues(match, alone)
 
 
-def _only_turns(graph: FrozenGraph, index: int, core: frozenset[int]) -> bool:
-    """True for a transpose whose result is read by one node, as it is."""
+def _only_turns(graph: FrozenGraph, index: int, readers: frozenset[int]) -> bool:
+    """True for a transpose whose result these alone read, as it is."""
     node = graph.nodes[index]
     if node.op_name != "transpose":
         return False
     (source,), (made,) = ([graph.tensors[t] for _, t in ports] for ports in (node.inputs, node.outputs))
-    return made.virtual and source.dtype is made.dtype and core.issuperset(graph.consumers[made.id])
+    return made.virtual and source.dtype is made.dtype and readers.issuperset(graph.consumers[made.id])
 
 
-def _with_epilogues(match: Match, core: frozenset[int]) -> Iterator[frozenset[int]]:
+def _with_epilogues(match: Match, inner: frozenset[int]) -> Iterator[frozenset[int]]:
     graph = match.graph
     (made,) = (t for _, t in match.anchor.outputs)
     after, shape = graph.below([made]), graph.tensors[made].dim
     fit = {i for i in after if graph.nodes[i].op.pointwise and _shape(graph, i) == shape}
 
     def longest(most: int) -> frozenset[int]:
-        return convex(graph, core, lambda i, inside: i in fit and len(inside) <= most)
+        return convex(graph, inner, lambda i, inside: i in fit and len(inside) <= most)
 
-    grown = longest(LONGEST + len(core) - 1)
+    grown = longest(LONGEST + len(inner) - 1)
     yield grown
-    for most in range(len(grown) - 2, len(core) - 2, -1):
+    for most in range(len(grown) - 2, len(inner) - 2, -1):
         yield longest(most)
 
 

@@ -18,7 +18,7 @@ from graphfuse.engines.torch_calls.convolutions import convolution
 from graphfuse.engines.torch_calls.products import matmul
 from graphfuse.engines.torch_calls.settings import TorchSetting, holding
 from graphfuse.op_graph.ir import Node, Subgraph
-from graphfuse.patterns.epilogues import ATTENTION, ProductFacts
+from graphfuse.patterns.epilogues import ATTENTION, ProductFacts, core
 
 CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
     "matmul": matmul,
@@ -89,11 +89,6 @@ def _check_torch(node: Node) -> None:
 def made(facts: Subgraph) -> TorchCall | No:
     """Torch's call for a product and what follows it, or the first reason why there is none."""
     return CALLS[core(facts).op_name](facts)
-
-
-def core(facts: Subgraph) -> Node:
-    """The product, convolution or attention among some nodes."""
-    return next(node for node in facts.nodes if node.op_name in CALLS)
 
 
 def by_address(

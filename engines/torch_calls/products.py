@@ -12,12 +12,13 @@ from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied,
 from graphfuse.engines.torch_calls.epilogue import following
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
+from graphfuse.patterns.epilogues import core
 
 
 def matmul(facts: Subgraph) -> TorchCall | No:
     """The product alone, or with a bias of one value a column, or with that and a ReLU."""
     tensors, nodes = facts.graph.tensors, facts.nodes
-    node = next(node for node in nodes if node.op_name == "matmul")
+    node = core(facts)
     a, b = (_operand(facts, node, port) for port in ("A", "B"))
     c = tensors[nodes[-1].outputs[0][1]]
     if why := multiplied(a, b) or unfit(c):

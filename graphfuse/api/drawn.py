@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphfuse.api import node_arguments
@@ -181,7 +182,8 @@ class Drawn(Recorded, OpMethods):
                 asked = [option for option in told if given.get(option) is not None]
                 inputs, first = self._inputs(where, op, given, name), len(self.nodes)
                 self._check_shapes(where, op, inputs, attributes)
-                made = op.by_nodes(self, where, inputs, attributes, functions, asked, compute, given_name)
+                draw = {name: partial(self._by_function, where, name, call) for name, call in functions.items()}
+                made = op.by_nodes(self, where, inputs, attributes, draw, asked, compute, given_name)
                 self.nodes[first:] = [replace(node, only_if_read=True) for node in self.nodes[first:]]
                 return made
         inputs = self._inputs(where, op, given, name)
@@ -200,6 +202,14 @@ class Drawn(Recorded, OpMethods):
         self._forget()
         made = [None if port in node.absent else t for port, t in outputs.items() if port not in named]
         return made[0] if len(made) == 1 else made
+
+    def _by_function(self, where: str, argument: str, function: Callable[..., object], t: Tensor) -> Tensor:
+        """Tensor that a function of the user makes of one of the graph."""
+        made = function(self, t)
+        if not isinstance(made, Tensor):
+            raise GraphTypeError(f"{where}: {argument} must return a tensor of the graph it is given, got {made!r}")
+        self._check_operand(where, f"what {argument} returns", made)
+        return made
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:

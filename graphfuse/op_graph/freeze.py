@@ -2,8 +2,8 @@
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
 type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs. What a
-product reads has the type that it declares, also by way of a transpose that alone reads it: it is the type that is
-multiplied, as in tensor cores.
+product reads has the type that it declares, also by way of what only moves it: it is the type that is multiplied, as in
+tensor cores.
 """
 
 from collections import Counter
@@ -29,23 +29,20 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
         raise GraphValidationError(f"graph {graph.name!r} has no nodes")
     for t in graph.tensors:
         t.clear_inferred()
-    drawn = _read(graph)
+    needed, kept = graph.needed, graph.kept
     written = {id(t) for node in graph.nodes for t in node.outputs.values()}
     for t in graph.tensors:
         if id(t) not in written:
             _infer_data_type(graph, t, None)
-    for node in drawn:
+    for node in needed:
         infer(graph, node)
     for t in graph.tensors:
         if t.value is not None and not t.get_dim():
             t.inferred_dim = t.inferred_stride = (1,)  # a constant that no node reads
     ragged.check(graph)
-    absent = {id(node.outputs[port]) for node in drawn for port in node.absent}
-    absent |= written - {id(t) for node in drawn for t in node.outputs.values()}
-    kept = [t for t in graph.tensors if id(t) not in absent]
     ids = {id(t): i for i, t in enumerate(kept)}
-    carried = _carried(graph, drawn)
-    nodes = tuple(_freeze_node(node, ids) for node in drawn)
+    carried = _carried(graph, needed)
+    nodes = tuple(_freeze_node(node, ids) for node in needed)
     blocks = _blocks(nodes)
     tensors = tuple(
         _freeze_tensor(i, t, carried.get(id(t), t.get_data_type()), blocks.get(i, -1), ids) for i, t in enumerate(kept)
@@ -135,17 +132,6 @@ def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> N
         )
 
 
-def _read(graph: Recorded) -> list[NodeRecord]:
-    """The nodes, without those that are left out as nothing reads what they make."""
-    found: list[NodeRecord] = []
-    read: set[int] = set()
-    for node in reversed(graph.nodes):
-        if not node.only_if_read or any(not t.get_is_virtual() or id(t) in read for t in node.outputs.values()):
-            found.append(node)
-            read |= {id(t) for t in node.inputs.values()}
-    return found[::-1]
-
-
 def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_type]:
     """Types that virtual tensors carry, of those that are not rounded to the type they declare."""
     if graph.intermediate_rounding == "declared":
@@ -164,11 +150,10 @@ def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_typ
             readers.setdefault(id(t), set()).add(None if port in node.op.exact else node.compute)
             reads[id(t)] += 1
     for node in reversed(nodes):
-        # What is only turned for a product is rounded before, not on the way.
-        if node.op.name == "transpose" and id(node.outputs["output"]) in multiplied:
-            source = node.inputs["input"]
-            if reads[id(source)] == 1 and source.get_data_type() is node.outputs["output"].get_data_type():
-                multiplied.add(id(source))
+        # What is only moved for a product is rounded before, not on the way.
+        types = {t.get_data_type() for t in node.outputs.values() if id(t) in multiplied}
+        sources = (node.inputs[port] for port in node.op.moved)
+        multiplied |= {id(t) for t in sources if reads[id(t)] == 1 and t.get_data_type() in types}
     for node in nodes:
         moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
         held = holding(moved)

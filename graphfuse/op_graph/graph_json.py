@@ -25,8 +25,7 @@ SETTINGS = ("name", *_TYPES, "intermediate_rounding", "takes_overrides")
 
 def to_data(graph: Recorded) -> dict[str, object]:
     """The graph as JSON values. Tensors are in the order of the frozen graph; nodes name them by their places."""
-    absent = {id(node.outputs[port]) for node in graph.nodes for port in node.absent}
-    kept = [t for t in graph.tensors if id(t) not in absent]
+    kept = graph.kept
     places = {id(t): place for place, t in enumerate(kept)}
     return {
         "version": VERSION if all(t.get_ragged_offset() is None for t in kept) else RAGGED,
@@ -35,7 +34,7 @@ def to_data(graph: Recorded) -> dict[str, object]:
         "intermediate_rounding": graph.intermediate_rounding,
         "takes_overrides": graph.takes_overrides,
         "tensors": [_tensor(t, places) for t in kept],
-        "nodes": [_node(node, places) for node in graph.nodes],
+        "nodes": [_node(node, places) for node in graph.needed],
     }
 
 

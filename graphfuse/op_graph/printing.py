@@ -21,7 +21,7 @@ def to_python(graph: Recorded) -> str:
     lines.append(f"    intermediate_rounding={graph.intermediate_rounding!r},")
     lines.append(")")
     lines += [_leaf(t, names) for t in graph.tensors if id(t) not in made]
-    for node in graph.nodes:
+    for node in graph.needed:
         lines += _node(node, names)
     lines += [_ragged(t, names) for t in graph.tensors if t.get_ragged_offset() is not None]
     return "\n".join(lines) + "\n"

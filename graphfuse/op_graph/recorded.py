@@ -47,3 +47,21 @@ class Recorded:
     tensors: list[Tensor] = field(default_factory=list)
     nodes: list[NodeRecord] = field(default_factory=list)
     takes_overrides: bool = False
+
+    @property
+    def needed(self) -> list[NodeRecord]:
+        """The nodes, without those that are left out as nothing reads what they make."""
+        found: list[NodeRecord] = []
+        read: set[int] = set()
+        for node in reversed(self.nodes):
+            if not node.only_if_read or any(not t.get_is_virtual() or id(t) in read for t in node.outputs.values()):
+                found.append(node)
+                read |= {id(t) for t in node.inputs.values()}
+        return found[::-1]
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """The tensors, without outputs that no node writes."""
+        made = {id(t) for node in self.nodes for t in node.outputs.values()}
+        written = {id(t) for node in self.needed for port, t in node.outputs.items() if port not in node.absent}
+        return [t for t in self.tensors if id(t) not in made - written]

@@ -141,7 +141,7 @@ def raises(graph, scores):
         (
             lambda graph, scores: 3.0,
             GraphTypeError,
-            "score_mod must return a tensor of the graph that it is given, got 3.0",
+            "score_mod must return a tensor of the graph it is given, got 3.0",
         ),
         (of_another, GraphValidationError, r"what score_mod returns \('foreign'\) belongs to another graph"),
         (raises, KeyError, "mine"),
@@ -262,6 +262,12 @@ def test_what_nobody_reads_is_left_out(wanted):
     made[wanted].set_output(True)
     g.validate()
     assert [t.name for t in g.frozen.outputs] == [made[wanted].get_name()]
+    assert len(g.frozen.nodes) < len(g.nodes)
+    read, printed = pygraph.from_json(g.to_json()), {}
+    exec(str(g), printed)
+    for again in (read, printed["graph"]):
+        again.validate()
+        assert again.key() == g.key()
     o, stats = g.sdpa(*(ports[n] for n in "qkv"), generate_stats=True, score_mod=unchanged)
     stats.set_output(True)
     g.validate()

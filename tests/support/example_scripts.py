@@ -1,5 +1,4 @@
-"""The scripts of `examples`, as tests run them: in forks of one process that has imported torch, so that none does so
-anew."""
+"""The scripts of `examples`, as tests run them: on the CPU in forks of one process that has imported torch."""
 
 import os
 import runpy
@@ -8,6 +7,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import torch
 
 from support import ranks
 
@@ -20,7 +20,7 @@ def run(path: Path, *arguments: str, cwd: Path) -> str:
     if path.stem in _NEEDS:
         pytest.importorskip(_NEEDS[path.stem])
     printed = cwd / "printed"
-    process = ranks.forks().Process(target=_script, args=(path, arguments, cwd, printed))
+    process = ranks.context(torch.cuda.is_available()).Process(target=_script, args=(path, arguments, cwd, printed))
     process.start()
     process.join()
     told = printed.read_text()

@@ -9,7 +9,7 @@ import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,7 @@ def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2
     module: its CASES has the functions of these names, which take the mesh of all ranks. backend: gloo on the CPU, or
     nccl on as many GPUs as there are ranks.
     """
-    start = "forkserver" if backend == "gloo" else "spawn"
-    forks()
+    start = context(backend == "nccl").get_start_method()
     with tempfile.TemporaryDirectory() as folder:
         given = module, tuple(names), backend, ranks, folder
         torch.multiprocessing.start_processes(_rank, given, nprocs=ranks, start_method=start)
@@ -37,11 +36,12 @@ def run(module: str, names: Sequence[str], backend: str = "gloo", ranks: int = 2
     return {name: [made[name] for made in found if made[name]] for name in names}
 
 
-def forks() -> ForkServerContext:
-    """Starts processes that have imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_IMPORTED])
-    return context
+def context(cuda: bool) -> BaseContext:
+    """Starts processes: forks of one that has imported torch, or new ones for CUDA, which survives no fork."""
+    made = multiprocessing.get_context("spawn" if cuda else "forkserver")
+    if not cuda:
+        made.set_forkserver_preload([*_IMPORTED])
+    return made
 
 
 def cases(request: pytest.FixtureRequest) -> list[str]:

@@ -94,8 +94,8 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, what memory
     does not hide of instructions, and the exchange within clusters. The latency part is a launch on an idle device: a
     thread's elements, and the reduction. Both are fitted to exhaustive searches on an H200, over random sizes and over
-    rows with a residual or many columns (docs/tuning.md), for the order of knobs: from 10 microseconds on, estimates
-    are 1.3 to 2.4 times what is measured, and below 4 two to four times.
+    rows with a residual or many columns (docs/tuning.md), for the order of knobs: estimates are more than what is
+    measured, most of all for small launches.
     """
     facts, program = split.facts, split.facts.program
     phases, reductions = program.last + 1, split.sums + split.maxima
