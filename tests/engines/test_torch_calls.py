@@ -1,4 +1,4 @@
-"""Convolutions and attention by torch's kernels, on CPU tensors, and how an engine calls them: views, settings, errors."""
+"""Convolutions and attention by torch's kernels, on CPU tensors; how calls see tensors, hold settings and fail."""
 
 import dataclasses
 import threading
