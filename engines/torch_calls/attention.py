@@ -1,8 +1,8 @@
 """Attention and its gradients by kernels that torch has: cuDNN's, flash attention, memory-efficient attention.
 
 All keep scores and sums in float32, and round exponentials to the type of what is read. Torch's own arithmetic of
-several steps, which rounds scores, is never used. Kernels know a band around the diagonal; any other mask is drawn, as
-a bias of 0 and -infinity.
+several steps, which rounds scores, is never used. Kernels know a band around the diagonal and lengths of sequences
+(``sequences``); any other mask is drawn, as a bias of 0 and -infinity.
 """
 
 import itertools
@@ -15,7 +15,9 @@ from graphfuse.base import ragged
 from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
+from graphfuse.engines.torch_calls import sequences
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
+from graphfuse.engines.torch_calls.sequences import LENGTHS, SequenceBand, sequence_band
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 from graphfuse.ops import OFFSETS
 from graphfuse.ops.attention import of_heads
@@ -29,7 +31,7 @@ _TOGETHER = 8  # elements of 16 bits
 _BIAS, _ROWS = 16, 32  # columns of a bias, and rows of statistics, that memory-efficient attention reads together
 
 
-_MASKS = ("block_mask", "seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv", *PAGED.values())
+_MASKS = ("block_mask", *LENGTHS, *PAGED.values())
 _FORWARD, _BACKWARD = ("q", "k", "v"), ("q", "k", "v", "o", "dO", "stats")
 
 
@@ -56,6 +58,7 @@ class Asked:
     """Options that a kernel is told.
 
     band: None where the mask is drawn.
+    sequences: the band of sequences with lengths; None where there are none, or their mask is drawn, too.
     attributes: the node's.
     ports: names of what is read, then of what is written.
     scale: None where execute gives it.
@@ -63,6 +66,7 @@ class Asked:
     """
 
     band: Band | None
+    sequences: SequenceBand | None
     attributes: Mapping[str, object]
     ports: tuple[str, ...]
     scale: float | None
@@ -100,7 +104,7 @@ def attention(facts: Subgraph) -> TorchCall | No:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
         scale, numbers = t.value, () if t.value is not None else (factor,)
     a = dict(node.attributes)
-    asked = Asked(_band(a, read), a, (*read, *made), scale, apart)
+    asked = Asked(_band(a, read), _sequences(node, read, apart), a, (*read, *made), scale, apart)
     views = tuple(_seen(given[port]) for port in (*read, *made))
     return TorchCall(views, partial(_bind, asked), numbers)
 
@@ -133,6 +137,14 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
     return Band(left, right, True) if ends else None
 
 
+def _sequences(node: Node, read: Mapping[str, FrozenTensor], apart: Mapping[str, FrozenTensor]) -> SequenceBand | None:
+    """None where kernels cannot read rows at ragged offsets where they lie."""
+    ragged = [t for port, t in apart.items() if port.lower() != "stats"]
+    if any(port in PAGED.values() for port in apart) or any(map(_lying, ragged)):
+        return None
+    return sequence_band(node, read)
+
+
 def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
     q, k, v = (read[port] for port in _FORWARD)
     unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS) and not port.endswith(OFFSETS)]
@@ -162,6 +174,8 @@ def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
     given = dict(zip(asked.ports, tensors, strict=True))
     offsets = {port: given.pop(f"{port}{OFFSETS}") for port in asked.ragged}
     memory = {port: given.pop(port) for port in asked.ports if port in (*_BACKWARD, "bias", *_MASKS)}
+    if asked.sequences is not None and memory["q"].device.type in sequences.DEVICES:
+        return sequences.bound(torch, asked, memory, given, offsets)
     back = "dO" in memory
     changing = asked.ragged.keys() & memory.keys() or PAGED.values() & memory.keys()
     x = _operands(torch, asked, memory, offsets)
@@ -169,10 +183,12 @@ def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
     if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
         asked = replace(asked, band=None)  # flash attention of the CPU knows no bands
     kernel = _kernel(torch, asked, x, back and extra)[back]
+    # Results of rows that attend to nothing are zeros of all kernels but the CPU's, and sums of exponentials not of all.
+    searched = not back and (kernel is _cpu or kernel is _efficient and extra)
 
     def run(*number: float) -> None:
         scale = number[0] if number else asked.scale
-        call = _call(torch, asked, _operands(torch, asked, memory, offsets) if changing else x, scale, extra)
+        call = _call(torch, asked, _operands(torch, asked, memory, offsets) if changing else x, scale, extra, searched)
         made = kernel(torch.ops.aten, call)
         for port, found in zip(("dQ", "dK", "dV", "dBias") if back else ("O", "Stats"), made, strict=False):
             if port in asked.ragged:
@@ -205,7 +221,7 @@ class _Call:
 
     x: tensors by port, with zeros beyond each sequence's end.
     shift: what is added to scores; None for nothing.
-    anything: whether each row has something to attend to; None if all have.
+    attending: which rows' results count, others being none; None for all.
     causal: whether the kernel masks what is right of the diagonal.
     band: the other bands of flash attention.
     scale: of scores.
@@ -214,7 +230,7 @@ class _Call:
 
     x: Mapping[str, object]
     shift: object
-    anything: object
+    attending: object
     causal: bool
     band: Band | None
     scale: float
@@ -238,23 +254,27 @@ class _Call:
         return empty, empty
 
 
-def _call(torch, asked: Asked, x, scale: float, extra: bool) -> _Call:
+def _call(torch, asked: Asked, x, scale: float, extra: bool, searched: bool = False) -> _Call:
+    """searched: whether rows that attend to nothing are looked for among those within a sequence."""
     causal = asked.band is not None and asked.band.right is not None
     if asked.band is not None:
         return _Call(x, None, None, causal, asked.band, scale, extra)
     masks = seen(torch, x, asked.attributes, x["q"], x["k"].shape[2])
     shift = _drawn(torch, x, masks.of_columns)
-    anything = shift.amax(dim=-1, keepdim=True) != -math.inf
     # Rows beyond a sequence are not drawn: the same columns masked for all rows are few numbers.
-    anything = anything if masks.rows is None else anything & masks.rows
+    attending = masks.rows
+    if searched:
+        found = shift.amax(dim=-1, keepdim=True) != -math.inf
+        attending = found if masks.rows is None else found & masks.rows
     # Memory beyond a sequence may hold NaN, which zero times it would be.
     ends = {"q": masks.rows, "o": masks.rows, "dO": masks.rows, "k": masks.columns, "v": masks.columns}
     x = x | {port: within(torch, x[port], end) for port, end in ends.items() if port in x}
     if "stats" in x:
         # The exponentials of what is masked, less infinity, are zeros.
-        x["stats"] = torch.where(anything, x["stats"], math.inf)
+        some = x["stats"] != -math.inf
+        x["stats"] = torch.where(some if masks.rows is None else some & masks.rows, x["stats"], math.inf)
     whole = shift.expand(*x["q"].shape[:3], -1)
-    return _Call(x, whole, anything, False, None, scale, extra)
+    return _Call(x, whole, attending, False, None, scale, extra)
 
 
 def _drawn(torch, x, masks):
@@ -286,9 +306,9 @@ def _fitted(torch, call: _Call, port: str, found, extents):
     if port == "Stats":
         # Some kernels have an axis of extent 1 behind the rows, some have more rows.
         found = found.reshape(*extents[:2], -1, 1)[:, :, : extents[2]]
-    if call.anything is None or port not in ("O", "Stats"):
+    if call.attending is None or port not in ("O", "Stats"):
         return found
-    return torch.where(call.anything, found, 0.0 if port == "O" else -math.inf)
+    return torch.where(call.attending, found, 0.0 if port == "O" else -math.inf)
 
 
 def _kernel(torch, asked: Asked, x, of_bias: bool) -> tuple[Callable, Callable]:

@@ -66,8 +66,8 @@ class Scores:
     sink: object
 
 
-def _lengths(t, x, of: str):
-    """[batch, 1, 1, 1]; None without padding."""
+def lengths(x, of: str):
+    """Of the sequences of q or kv, [batch, 1, 1, 1]; None without padding."""
     if f"cu_seq_len_{of}" in x:
         return x[f"cu_seq_len_{of}"].long().flatten().diff().reshape(-1, 1, 1, 1)
     return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
@@ -111,7 +111,7 @@ class SeenScores:
 def seen(t, x, a, q, columns: int) -> SeenScores:
     """Masks of the scores of q's rows, by the options and the tensors of lengths and tiles in `x`."""
     rows, others = t.arange(q.shape[2], device=q.device)[:, None], t.arange(columns, device=q.device)
-    ends = [_lengths(t, x, of) for of in ("q", "kv")]
+    ends = [lengths(x, of) for of in ("q", "kv")]
     inside, reached = (None if end is None else n < end for n, end in zip((rows, others[:, None]), ends, strict=True))
     # How far to the right of the diagonal a column is.
     beyond = others - rows

@@ -16,7 +16,7 @@ from graphfuse.patterns import epilogues
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
 from graphfuse.runtime import torch_private
-from support import attention_options, graphs
+from support import attention_options, flash_attention, graphs
 from support.graphs import BF16, FLOAT, HALF
 from support.products import lowered
 from support.torch_calls import H200, TORCH, Drawn, exactly, hold, product, values, whole_numbers
@@ -158,6 +158,58 @@ def test_attention_and_its_gradients_of_all_options(name, back, heads):
     case.pack["out"] = None
     case.run()
     attention_options.hold(case.pack, exact)
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize(
+    ("name", "back"), [case for case in attention_options.CASES if "lengths" in attention_options.OPTIONS[case[0]][2]]
+)
+def test_sequences_that_a_kernel_knows(name, back, heads):
+    case = Drawn()
+    case.pack, exact = attention_options.drawn(case.g, name, heads, back)
+    case.pack["out"] = None
+    with flash_attention.on_cpu():
+        case.run()
+    attention_options.hold(case.pack, exact)
+
+
+def in_rows(case, starts, lengths, unit=1):
+    """Causal attention of two sequences at `starts`, in units of rows / `unit`, in memory with rows before and behind."""
+    shape, stride = (2, 2, 6, 16), [0, 16, 32, 1]
+    named = {"starts": torch.tensor(starts), "lengths": torch.tensor(lengths)}
+    case.pack |= {name: t.int().reshape(-1, 1, 1, 1) for name, t in named.items()}
+    at, of = (case.g.tensor_like(case.pack[name], name=name) for name in named)
+
+    def lies(t):
+        return t.set_dim(shape).set_stride(stride).set_ragged_offset(at).set_ragged_offset_multiplier(32 // unit)
+
+    for seed, name in enumerate("qkv"):
+        case.pack[name] = values(12, 2, 16, seed=seed).bfloat16()
+    q, k, v = (lies(case.g.tensor(shape, stride, BF16, name=name)) for name in "qkv")
+    o = case.g.sdpa(q, k, v, use_causal_mask=True, use_padding_mask=True, seq_len_q=of, seq_len_kv=of)[0]
+    lies(o.set_output().set_name("out").set_data_type(BF16))
+    case.pack["out"] = torch.full((12, 2, 16), 7.0, dtype=torch.bfloat16)
+    with flash_attention.on_cpu():
+        return case.run()
+
+
+def test_sequences_with_one_tensor_of_lengths():
+    got = in_rows(case := Drawn(), [2, 5, 9], [3, 2])
+    for rows in (slice(2, 5), slice(5, 7)):
+        q, k, v = (case.pack[name][rows].double().transpose(0, 1) for name in "qkv")
+        wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0).transpose(0, 1)
+        torch.testing.assert_close(got[rows].double(), wanted, rtol=2e-2, atol=2e-2)
+    assert not got[7:9].any()  # rows of the second behind its end
+    assert (got[:2] == 7).all() and (got[9:] == 7).all()
+
+
+def test_sequences_without_rows():
+    assert (in_rows(Drawn(), [3, 3, 3], [0, 0]) == 7).all()
+
+
+def test_a_sequence_that_begins_within_a_row():
+    got = in_rows(Drawn(), [4, 11, 18], [3, 2], unit=2)
+    assert got[2:9].isnan().all()
 
 
 @pytest.mark.parametrize(("name", "back"), attention_options.CASES)

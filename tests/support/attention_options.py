@@ -3,18 +3,20 @@
 import torch
 from torch.nn import functional as F
 
+from graphfuse import diagonal_alignment
 from support import attended
 
-LENGTHS = (10, 4), (13, 5)
+LENGTHS = (10, 7), (13, 5)
 SHORT = {"seq_len_q": torch.tensor(LENGTHS[0]), "seq_len_kv": torch.tensor(LENGTHS[1])}
 SHORT = {name: t.int().reshape(2, 1, 1, 1) for name, t in SHORT.items()}
 STARTS = {f"cu_{name}": F.pad(t.cumsum(0), (0, 0, 0, 0, 0, 0, 1, 0)).int() for name, t in SHORT.items()}
 ADDED = torch.randn(1, 4, 10, 13, generator=torch.Generator().manual_seed(9)).bfloat16()
 ADDED[:, 1, 3] = -float("inf")
 PADDED = {"use_padding_mask": True}
+BAND = {"diagonal_band_left_bound": 4, "diagonal_band_right_bound": 1}
 OPTIONS = {
     "plain": ({}, {}, {}),
-    "band": ({}, {"diagonal_band_left_bound": 4, "diagonal_band_right_bound": 1}, {"left": 4, "right": 1}),
+    "band": ({}, BAND, {"left": 4, "right": 1}),
     "top left": ({}, {"use_causal_mask": True}, {"right": 0}),
     "bottom right": ({}, {"use_causal_mask_bottom_right": True}, {"right": 0, "bottom_right": True}),
     "bias": ({"bias": ADDED}, {}, {"bias": ADDED}),
@@ -27,12 +29,20 @@ OPTIONS = {
         PADDED | {"use_causal_mask_bottom_right": True},
         {"lengths": LENGTHS, "bias": ADDED, "right": 0, "bottom_right": True},
     ),
+    "padding, causal": (SHORT, PADDED | {"use_causal_mask": True}, {"lengths": LENGTHS, "right": 0}),
+    "padding, band": (
+        SHORT,
+        PADDED | BAND | {"diagonal_alignment": diagonal_alignment.BOTTOM_RIGHT},
+        {"lengths": LENGTHS, "left": 4, "right": 1, "bottom_right": True},
+    ),
     "ragged": (SHORT, PADDED, {"lengths": LENGTHS}),
     "ragged, starts, causal": (
         STARTS,
         PADDED | {"use_causal_mask_bottom_right": True},
         {"lengths": LENGTHS, "right": 0, "bottom_right": True},
     ),
+    "ragged, causal": (SHORT, PADDED | {"use_causal_mask": True}, {"lengths": LENGTHS, "right": 0}),
+    "ragged, in elements": (SHORT, PADDED, {"lengths": LENGTHS}),
     "paged": (SHORT, PADDED, {"lengths": LENGTHS}),
     "paged, tables one behind another": (SHORT, PADDED, {"lengths": LENGTHS}),
     "tiles": (
@@ -98,7 +108,7 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
     given = {n: g.tensor_like(t, name=n) for n, t in pack.items()}
     if name.startswith("ragged"):
         for n in given.keys() & plain.keys():
-            _at_offsets(g, given[n], n, pack)
+            _at_offsets(g, given[n], n, pack, name)
             pack[n] = rows(n, plain[n]).to(device)
     if name.startswith("paged, tables"):
         for n in ("k", "v"):
@@ -114,20 +124,22 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
         t.set_output().set_name(port).set_data_type(like.dtype).set_dim(like.shape).set_stride(like.stride())
         pack[port] = like.fill_(float("nan"))
         if name.startswith("ragged"):
-            _at_offsets(g, t, port, pack)
+            _at_offsets(g, t, port, pack, name)
             pack[port] = rows(port, pack[port])
     return pack, {port: exact[port] for port in made}
 
 
-def _at_offsets(g, t, port: str, pack: dict) -> None:
+def _at_offsets(g, t, port: str, pack: dict, option: str) -> None:
     """Sets a tensor to rows of all sequences, and binds where they begin."""
     _, heads, _, columns = t.get_dim()
+    unit = 1 if option.endswith("elements") else heads * columns
     name = f"{port}_at"
     starts = F.pad(torch.tensor(LENGTHS[port in _OF_KEYS]).cumsum(0), (1, 0)).int()
+    starts = starts * (heads * columns // unit)
     pack[name] = starts.reshape(3, 1, 1, 1).to(pack[port].device)
     offsets = g.tensor_like(pack[name], name=name)
     t.set_stride([0, columns, heads * columns, 1])
-    t.set_ragged_offset(offsets).set_ragged_offset_multiplier(heads * columns)
+    t.set_ragged_offset(offsets).set_ragged_offset_multiplier(unit)
 
 
 def _one_table(g, t, pack: dict) -> None:
