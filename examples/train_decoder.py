@@ -4,7 +4,8 @@
 
 On a CPU it takes a minute or two; fewer steps are enough to see it run.
 Both models are the same but for their norms. torch's is trained with several seeds, which says how far runs are
-apart by chance; graphfuse's starts from the first seed and has to stay closer than that to torch's of that seed.
+apart by chance; graphfuse's starts from the first seed, and may not be further from torch's of that seed than chance
+moves them.
 """
 
 import argparse
@@ -206,8 +207,9 @@ def main() -> None:
         plot(given.plot, ours, torchs)
     if not ours[-1] < 0.7 * ours[0]:
         raise SystemExit("nothing was learned")
-    # In float32 they are far closer than two seeds: a gradient that is a little wrong may still learn like one.
-    if not difference < (spread / 10 if given.device == "cpu" else spread):
+    # In float32 they are far closer than two seeds: a gradient that is a little wrong may still learn like one. In
+    # bfloat16, roundings part them as seeds do, and of few pairs the average is half of what chance may do.
+    if not difference < (spread / 10 if given.device == "cpu" else 2 * spread):
         raise SystemExit("the two loss curves do not agree")
     print("the loss curves of graphfuse and torch agree")
 

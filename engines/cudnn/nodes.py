@@ -104,17 +104,23 @@ def _wide(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _operands(graph: FrozenGraph, node: Node) -> str | None:
-    scale, bias = node.input("scale"), node.input("bias")
-    if scale is not None and scale == bias:
-        return "has one tensor as scale and bias, of which cuDNN binds one alone"
-    return _by_value("epsilon")(graph, node)
+    return _twice(graph, node) or _by_value("epsilon")(graph, node)
+
+
+def _twice(graph: FrozenGraph, node: Node) -> str | None:
+    ports: dict[int, str] = {}
+    for port, t in node.inputs:
+        if t in ports:
+            return f"has one tensor as {ports[t]} and {port}, of which cuDNN binds one alone"
+        ports[t] = port
+    return None
 
 
 def _running(graph: FrozenGraph, node: Node) -> str | None:
     absent = [port for port in ("in_running_mean", "in_running_var", "momentum") if node.input(port) is None]
     if absent:  # its Python frontend leaves out what is None, which the library's own then misses
         return f"has no {absent[0]}, which cuDNN asks for"
-    return _by_value("epsilon", "momentum")(graph, node)
+    return _twice(graph, node) or _by_value("epsilon", "momentum")(graph, node)
 
 
 def _by_value(*ports: str) -> Callable[[FrozenGraph, Node], str | None]:
@@ -165,10 +171,10 @@ SAYINGS: Mapping[str, Saying] = {
     "adalayernorm": Saying(_enums, _norm("scale", "bias")),
     "adalayernorm_backward": Saying(_enums, _norm("scale")),
     "instancenorm": Saying(_enums, _operands, axes=True),
-    "instancenorm_backward": Saying(axes=True),
+    "instancenorm_backward": Saying(why_not=_twice, axes=True),
     "batchnorm": Saying(why_not=_running, axes=True),
-    "batchnorm_inference": Saying(axes=True),
-    "batchnorm_backward": Saying(axes=True),
+    "batchnorm_inference": Saying(why_not=_twice, axes=True),
+    "batchnorm_backward": Saying(why_not=_twice, axes=True),
     "transpose": Saying(_permutation, axes=True),
     "slice": Saying(_slices, axes=True),
     "reshape": Saying(_reshape),

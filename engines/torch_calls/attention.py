@@ -183,7 +183,7 @@ def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
     if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
         asked = replace(asked, band=None)  # flash attention of the CPU knows no bands
     kernel = _kernel(torch, asked, x, back and extra)[back]
-    # Results of rows that attend to nothing are zeros of all kernels but the CPU's, and sums of exponentials not of all.
+    # Rows that attend to nothing are zeros of all kernels but the CPU's; efficient attention has no sum that says so.
     searched = not back and (kernel is _cpu or kernel is _efficient and extra)
 
     def run(*number: float) -> None:

@@ -123,6 +123,10 @@ UNSAID = {
         ].set_output(),
         "'instancenorm.0'.* has one tensor as scale and bias, of which cuDNN binds one alone",
     ),
+    "its own scale": (
+        lambda g: g.rmsnorm(*[g.tensor([1, 8])] * 2, 1e-5, norm_forward_phase=INFERENCE)[0].set_output(),
+        "'rmsnorm.0'.* has one tensor as input and scale, of which cuDNN binds one alone",
+    ),
     "float32 products": (
         lambda g: g.matmul(g.tensor([4, 8]), g.tensor([8, 4])).set_output(),
         "'matmul.0'.* reads A as FLOAT, .*read as TF32; accepted: types of 16 bits or less. The reference",

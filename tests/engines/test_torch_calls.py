@@ -174,7 +174,7 @@ def test_sequences_that_a_kernel_knows(name, back, heads):
 
 
 def in_rows(case, starts, lengths, unit=1):
-    """Causal attention of two sequences at `starts`, in units of rows / `unit`, in memory with rows before and behind."""
+    """Causal attention of two sequences that begin at `starts`, in units of rows / `unit`."""
     shape, stride = (2, 2, 6, 16), [0, 16, 32, 1]
     named = {"starts": torch.tensor(starts), "lengths": torch.tensor(lengths)}
     case.pack |= {name: t.int().reshape(-1, 1, 1, 1) for name, t in named.items()}
