@@ -20,7 +20,6 @@ from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied,
 from graphfuse.engines.torch_calls.sequences import LENGTHS, SequenceBand, sequence_band
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 from graphfuse.ops import OFFSETS
-from graphfuse.ops.attention import of_heads
 from graphfuse.ops.scores import PAGED, gathered, seen, within
 
 WIDEST = 256
@@ -302,7 +301,8 @@ def _readable(bias, columns: int) -> bool:
 def _fitted(torch, call: _Call, port: str, found, extents):
     """A kernel's result as the op has it."""
     if port == "dBias":
-        return found.float().sum_to_size(extents)
+        summed = [axis for axis, extent in enumerate(extents) if extent != found.shape[axis]]
+        return found.sum(summed, keepdim=True) if summed else found
     if port == "Stats":
         # Some kernels have an axis of extent 1 behind the rows, some have more rows.
         found = found.reshape(*extents[:2], -1, 1)[:, :, : extents[2]]
@@ -411,7 +411,10 @@ def _efficient_backward(aten, c: _Call) -> tuple:
     kernel = aten._scaled_dot_product_efficient_attention_backward.default
     wanted = [True, True, True, c.extra]
     dq, dk, dv, dbias = kernel(loss, q, k, v, c.shift, o, room, *c.unused, 0.0, wanted, c.causal, scale=c.scale)
-    return dq, *(of_heads(t.float(), c.x["k"]) for t in (dk, dv)), dbias
+    heads, found = q.shape[1] // c.x["k"].shape[1], (dk, dv)
+    if heads > 1:
+        found = (t.unflatten(1, (-1, heads)).sum(2) for t in found)
+    return dq, *found, dbias
 
 
 def _repeated(c: _Call) -> list:

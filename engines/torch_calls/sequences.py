@@ -66,14 +66,12 @@ class Rows:
     starts: [sequences + 1]: the first row of each sequence, and one past those of the last.
     longest: rows of a sequence at most.
     place: what tensors with the same starts have in common.
-    whole: whether all sequences begin where a row does; None where that is sure.
     """
 
     rows: torch.Tensor
     starts: torch.Tensor
     longest: int
     place: object
-    whole: torch.Tensor | None = None
 
     def ends(self, torch, lengths: torch.Tensor | None) -> torch.Tensor:
         """One past the last row of each sequence of such a length."""
@@ -92,8 +90,9 @@ class Rows:
 class Pass:
     """One call of the kernel.
 
-    q, k: where sequences begin. Each of the graph's sequences is four of the kernel's: rows of q before those that
-    attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k.
+    q, k: where sequences begin. Each of the graph's sequences is five of the kernel's: rows of q before those that
+    attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k; and none, as a sequence ends
+    where the next begins. Rows that have none of the other tensor have zeros as their result and their gradient.
     causal, left, right: the band, whose diagonal ends at the last rows.
     """
 
@@ -106,23 +105,19 @@ class Pass:
     @staticmethod
     def of(torch, q: Rows, k: Rows, begin, end, reached, band: SequenceBand) -> Pass:
         """begin, end: rows of q that attend, by sequence. reached: one past the last row of k that they attend to."""
-        # Of rows that none attends to, the kernel of gradients writes nothing.
-        reached = torch.where(end > begin, reached, k.starts[:-1])
-        of_q = torch.stack((q.starts[:-1], begin, end, q.starts[1:]), dim=1)
-        of_k = torch.stack((k.starts[:-1], k.starts[:-1], reached, reached), dim=1)
+        of_q = torch.stack((q.starts[:-1], begin, end, q.starts[1:], q.starts[1:]), dim=1)
+        of_k = torch.stack((k.starts[:-1], k.starts[:-1], reached, reached, k.starts[1:]), dim=1)
         causal = band.left is None and band.right == 0
         left, right = None if band.left is None else band.left - 1, None if causal else band.right
         return Pass(of_q.flatten().int(), of_k.flatten().int(), causal, left, right)
 
-
-def _attending(torch, starts: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of some rows attend, or are attended to. starts: ``Pass.q`` or ``Pass.k``. [rows, 1, 1]."""
-    rows = torch.arange(count, dtype=starts.dtype, device=starts.device)
-    return (torch.bucketize(rows, starts, right=True) % 4 == 2)[:, None, None]
+    @property
+    def window(self) -> dict[str, int | None]:
+        return {"window_size_left": self.left, "window_size_right": self.right}
 
 
 def _passes(torch, band: SequenceBand, q: Rows, k: Rows, of_q, of_k) -> list[Pass]:
-    """of_q, of_k: lengths; None for all rows."""
+    """Calls of the kernel whose results are added. of_q, of_k: lengths; None for all rows."""
     if not band.first:
         return [Pass.of(torch, q, k, q.starts[:-1], q.ends(torch, of_q), k.ends(torch, of_k), band)]
     # Rows of q behind as many as there are of k attend to all of k.
@@ -143,34 +138,37 @@ def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Ca
         x = dict(memory)
         if PAGED.values() & x.keys():
             x["k"], x["v"] = gathered(torch, x, asked.attributes)
-        lying = _Lying(torch, asked.ragged, offsets, x)
-        rows = {port: lying.rows(port, x[port]) for port in ("q", "k", "v", "o", "dO", "stats") if port in x}
+        layout = _RowLayout(torch, asked.ragged, offsets, x)
+        rows = {port: layout.rows(port, x[port]) for port in ("q", "k", "v", "o", "dO", "stats") if port in x}
         q, k = rows["q"], rows["k"]
-        passes = _passes(torch, asked.sequences, q, k, *(lying.each(lengths(x, of)) for of in ("q", "kv")))
-        read = {port: lying.at(t, k if port in _OF_K else q) for port, t in rows.items()}
+        passes = _passes(torch, asked.sequences, q, k, *(layout.each(lengths(x, of)) for of in ("q", "kv")))
+        read = {port: layout.at(t, k if port in _OF_K else q) for port, t in rows.items()}
         scale = number[0] if number else asked.scale
         made = (_backward if "dO" in x else _forward)(torch, passes, read, (q.longest, k.longest), scale)
+        if "Stats" in given:
+            made["Stats"] = _statistics(torch, made["Stats"], made["O"])
         for port, t in given.items():
-            lying.write(port, t, made[port], k if port in _OF_K else q)
+            layout.write(port, t, made[port], k if port in _OF_K else q)
 
     return run
 
 
 def _forward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], scale: float) -> dict[str, torch.Tensor]:
-    kernel, count = torch.ops.aten._flash_attention_forward.default, x["q"].shape[0]
-    o = sums = None
-    for each in passes:
-        band = {"window_size_left": each.left, "window_size_right": each.right}
-        read = (x["q"], x["k"], x["v"], each.q, each.k, *longest, 0.0, each.causal, False)
-        found, of_rows, *_ = kernel(*read, scale=scale, **band)
-        of_rows = of_rows.t().unsqueeze(2)
-        if o is None:
-            o, sums = found, of_rows
-        else:
-            attending = _attending(torch, each.q, count)
-            o, sums = torch.where(attending, found, o), torch.where(attending, of_rows, sums)
-    # Infinity stands for rows that attend to nothing, which are zeros, and for rows with NaN.
-    return {"O": o, "Stats": torch.where(sums == math.inf, o[..., :1] * 0.0 - math.inf, sums)}
+    kernel, made = torch.ops.aten._flash_attention_forward.default, []
+    for one in passes:
+        read = (x["q"], x["k"], x["v"], one.q, one.k, *longest, 0.0, one.causal, False)
+        made.append(kernel(*read, scale=scale, **one.window)[:2])
+    (o, sums), *more = made
+    for found, of_rows in more:
+        o, sums = o.add_(found), torch.minimum(sums, of_rows)
+    return {"O": o, "Stats": sums}
+
+
+def _statistics(torch, sums: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """[rows, heads, 1] of the kernel's sums, which are infinity for rows with NaN, and for those that attend to nothing
+    and are zeros."""
+    sums = sums.t().unsqueeze(2)
+    return torch.where(sums == math.inf, o[..., :1] * 0.0 - math.inf, sums)
 
 
 def _backward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], scale: float) -> dict[str, torch.Tensor]:
@@ -178,26 +176,21 @@ def _backward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], s
     sums = x["stats"].squeeze(2).t().contiguous()
     sums = torch.where(sums == -math.inf, math.inf, sums)
     made = []
-    for each in passes:
-        band = {"window_size_left": each.left, "window_size_right": each.right}
-        read = (x["dO"], x["q"], x["k"], x["v"], x["o"], sums, each.q, each.k, *longest, 0.0, each.causal)
-        found = kernel(*read, unused, unused, scale=scale, **band)
-        attending = (_attending(torch, starts, x[port].shape[0]) for starts, port in ((each.q, "q"), (each.k, "k")))
-        of_q, of_k = attending
-        made.append([torch.where(of, t, 0.0) for of, t in zip((of_q, of_k, of_k), found, strict=True)])
-    dtype = x["q"].dtype
-    added = [reduce(lambda a, b: a.float() + b.float(), parts).to(dtype) for parts in zip(*made, strict=True)]
-    return dict(zip(("dQ", "dK", "dV"), added, strict=True))
+    for one in passes:
+        read = (x["dO"], x["q"], x["k"], x["v"], x["o"], sums, one.q, one.k, *longest, 0.0, one.causal)
+        made.append(kernel(*read, unused, unused, scale=scale, **one.window))
+    return {port: reduce(torch.Tensor.add_, parts) for port, *parts in zip(("dQ", "dK", "dV"), *made, strict=True)}
 
 
-class _Lying:
-    """How tensors lie as rows.
+class _RowLayout:
+    """How tensors of one call lie as rows.
 
-    ragged: those at ragged offsets. x: those that are read.
+    ragged: those at ragged offsets, by port. x: what is read.
     """
 
     def __init__(self, torch, ragged: Mapping[str, FrozenTensor], offsets: Mapping, x: Mapping):
-        self.torch, self.ragged, self.offsets, self.wholes = torch, ragged, offsets, []
+        self.torch, self.ragged, self.offsets = torch, ragged, offsets
+        self._whole: list[torch.Tensor] = []  # of offsets that need not be: whether they are those of rows
         read = [x[port] for port in ("q", "k", "v", "o", "dO") if port in x]
         # Where heads are outside of rows, each head is a sequence: rows of all heads do not lie at one stride.
         self.heads = 1
@@ -220,7 +213,7 @@ class _Lying:
         if unit % stride == 0:
             return Rows(rows, offsets.long() * (unit // stride), longest, place)
         elements = offsets.long() * unit
-        self.wholes.append((elements % stride == 0).all())
+        self._whole.append((elements % stride == 0).all())
         return Rows(rows, elements // stride, longest, place)
 
     def each(self, found: torch.Tensor | None) -> torch.Tensor | None:
@@ -237,8 +230,8 @@ class _Lying:
     def write(self, port: str, t: torch.Tensor, made: torch.Tensor, own: Rows) -> None:
         """made: rows at the places of `own`, which may be written to."""
         torch, to = self.torch, self.rows(port, t)
-        for whole in self.wholes:
-            made = torch.where(whole, made, math.nan)
+        if self._whole:
+            made.mul_(torch.where(torch.stack(self._whole).all(), 1.0, math.nan))
         if port not in self.ragged and to.place == own.place:
             t.copy_(self._dense(made, to))
             return
@@ -256,10 +249,15 @@ class _Lying:
         made = made.index_copy_(0, found[:1], kept).index_select(0, found)
         if there is not None:
             made = torch.where((there | (stop <= first))[:, None, None], made, nothing)
-        to.rows.index_copy_(0, rows, made)
+        _wide(torch, to.rows).index_copy_(0, rows, _wide(torch, made))
 
     def _dense(self, made: torch.Tensor, to: Rows) -> torch.Tensor:
         """[batch, heads, rows, columns] of rows."""
         if self.heads > 1:
             return made.unflatten(0, (-1, self.heads, to.longest)).squeeze(3)
         return made.unflatten(0, (-1, to.longest)).transpose(1, 2)
+
+
+def _wide(torch, rows: torch.Tensor) -> torch.Tensor:
+    """The same memory in elements of 16 bytes, which are moved in half the time; of statistics, as it is."""
+    return rows.view(torch.complex128) if rows.element_size() == 2 else rows

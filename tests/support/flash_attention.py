@@ -48,7 +48,8 @@ def _backward(loss, q, k, v, o, sums, of_q, of_k, most_q, most_k, dropout, causa
     found = [torch.full_like(t, math.nan) for t in (q, k, v)]
     for rows, others in zip(_parts(of_q), _parts(of_k), strict=True):
         if rows.start == rows.stop:
-            continue  # gradients of k and v are left as they are
+            found[1][others] = found[2][others] = 0
+            continue
         scores = _scores(q[rows], k[others], causal, scale, band.get("window_size_left"), band.get("window_size_right"))
         times = q.shape[1] // k.shape[1]
         more = [t[others].double().transpose(0, 1).repeat_interleave(times, 0) for t in (k, v)]
