@@ -58,32 +58,37 @@ def sequence_band(node: Node, read: Mapping[str, FrozenTensor]) -> SequenceBand 
     return SequenceBand(first=True) if left is None and right == 0 else None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A tensor as rows one behind another.
+@dataclass(frozen=True, eq=False)
+class Starts:
+    """Places where sequences begin, in rows that lie one behind another.
 
-    rows: [rows, heads, columns].
-    starts: [sequences + 1]: the first row of each sequence, and one past those of the last.
+    rows: [sequences + 1]: the first of each, and one past those of the last.
     longest: rows of a sequence at most.
-    place: what tensors with the same starts have in common.
     """
 
     rows: torch.Tensor
-    starts: torch.Tensor
     longest: int
-    place: object
+
+    @property
+    def room(self) -> int:
+        """Rows of all sequences at most."""
+        return (self.rows.shape[0] - 1) * self.longest
+
+    def every(self, torch) -> torch.Tensor:
+        """Numbers of all rows that there may be."""
+        return torch.arange(self.room, device=self.rows.device)
 
     def ends(self, torch, lengths: torch.Tensor | None) -> torch.Tensor:
         """One past the last row of each sequence of such a length."""
-        return self.starts[1:] if lengths is None else torch.minimum(self.starts[:-1] + lengths, self.starts[1:])
+        return self.rows[1:] if lengths is None else torch.minimum(self.rows[:-1] + lengths, self.rows[1:])
 
-    def of(self, torch, rows: torch.Tensor, other: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """For some of its rows, the row of another tensor that has the same place in its sequence, and whether there is
-        one. In place of one that there is not stands one that there is."""
-        sequence = torch.bucketize(rows, self.starts[1:-1], right=True)
-        found = rows - self.starts[sequence] + other.starts[sequence]
-        there = found < other.starts[sequence + 1]
-        return torch.minimum(found, (other.starts[-1] - 1)).clamp(min=0), there
+    def counterparts(self, torch, rows: torch.Tensor, other: Starts) -> tuple[torch.Tensor, torch.Tensor]:
+        """The row of another tensor that has the same place in its sequence, for each of some rows here, and whether
+        there is one. In place of one that there is not stands one that there is."""
+        sequence = torch.bucketize(rows, self.rows[1:-1], right=True)
+        found = rows - self.rows[sequence] + other.rows[sequence]
+        there = found < other.rows[sequence + 1]
+        return torch.minimum(found, (other.rows[-1] - 1)).clamp(min=0), there
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,10 @@ class Pass:
     right: int | None
 
     @staticmethod
-    def of(torch, q: Rows, k: Rows, begin, end, reached, band: SequenceBand) -> Pass:
+    def of(torch, q: Starts, k: Starts, begin, end, reached, band: SequenceBand) -> Pass:
         """begin, end: rows of q that attend, by sequence. reached: one past the last row of k that they attend to."""
-        of_q = torch.stack((q.starts[:-1], begin, end, q.starts[1:], q.starts[1:]), dim=1)
-        of_k = torch.stack((k.starts[:-1], k.starts[:-1], reached, reached, k.starts[1:]), dim=1)
+        of_q = torch.stack((q.rows[:-1], begin, end, q.rows[1:], q.rows[1:]), dim=1)
+        of_k = torch.stack((k.rows[:-1], k.rows[:-1], reached, reached, k.rows[1:]), dim=1)
         causal = band.left is None and band.right == 0
         left, right = None if band.left is None else band.left - 1, None if causal else band.right
         return Pass(of_q.flatten().int(), of_k.flatten().int(), causal, left, right)
@@ -116,19 +121,19 @@ class Pass:
         return {"window_size_left": self.left, "window_size_right": self.right}
 
 
-def _passes(torch, band: SequenceBand, q: Rows, k: Rows, of_q, of_k) -> list[Pass]:
+def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list[Pass]:
     """Calls of the kernel whose results are added. of_q, of_k: lengths; None for all rows."""
     if not band.first:
-        return [Pass.of(torch, q, k, q.starts[:-1], q.ends(torch, of_q), k.ends(torch, of_k), band)]
+        return [Pass.of(torch, q, k, q.rows[:-1], q.ends(torch, of_q), k.ends(torch, of_k), band)]
     # Rows of q behind as many as there are of k attend to all of k.
     both = torch.minimum(of_q, of_k)
     middle = q.ends(torch, both)
-    causal = Pass.of(torch, q, k, q.starts[:-1], middle, k.ends(torch, both), SequenceBand(None, 0))
+    causal = Pass.of(torch, q, k, q.rows[:-1], middle, k.ends(torch, both), SequenceBand(None, 0))
     return [causal, Pass.of(torch, q, k, middle, q.ends(torch, of_q), k.ends(torch, of_k), SequenceBand())]
 
 
 def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Callable[..., None]:
-    """What computes attention or its gradients, given the scale if execute gives it.
+    """A function that computes attention or its gradients, given the scale if execute gives it.
 
     asked: of ``attention``. memory, given: tensors that are read and written, by port. offsets: of those at ragged
     offsets.
@@ -139,12 +144,12 @@ def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Ca
         if PAGED.values() & x.keys():
             x["k"], x["v"] = gathered(torch, x, asked.attributes)
         layout = _RowLayout(torch, asked.ragged, offsets, x)
-        rows = {port: layout.rows(port, x[port]) for port in ("q", "k", "v", "o", "dO", "stats") if port in x}
-        q, k = rows["q"], rows["k"]
+        q, k = (layout.starts(port, x[port]) for port in ("q", "k"))
         passes = _passes(torch, asked.sequences, q, k, *(layout.each(lengths(x, of)) for of in ("q", "kv")))
-        read = {port: layout.at(t, k if port in _OF_K else q) for port, t in rows.items()}
+        read = (port for port in ("q", "k", "v", "o", "dO", "stats") if port in x)
+        rows = {port: layout.read(port, x[port], k if port in _OF_K else q) for port in read}
         scale = number[0] if number else asked.scale
-        made = (_backward if "dO" in x else _forward)(torch, passes, read, (q.longest, k.longest), scale)
+        made = (_backward if "dO" in x else _forward)(torch, passes, rows, (q.longest, k.longest), scale)
         if "Stats" in given:
             made["Stats"] = _statistics(torch, made["Stats"], made["O"])
         for port, t in given.items():
@@ -183,79 +188,87 @@ def _backward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], s
 
 
 class _RowLayout:
-    """How tensors of one call lie as rows.
+    """Tensors of one call as rows, [rows, heads, columns].
 
     ragged: those at ragged offsets, by port. x: what is read.
     """
 
     def __init__(self, torch, ragged: Mapping[str, FrozenTensor], offsets: Mapping, x: Mapping):
-        self.torch, self.ragged, self.offsets = torch, ragged, offsets
-        self._whole: list[torch.Tensor] = []  # of offsets that need not be: whether they are those of rows
+        self.torch, self.ragged, self.offsets, self.device = torch, ragged, offsets, x["q"].device
+        self._known: dict[object, Starts] = {}
+        self._whole: list[torch.Tensor] = []  # of offsets that count no rows: whether all are those of rows
         read = [x[port] for port in ("q", "k", "v", "o", "dO") if port in x]
         # Where heads are outside of rows, each head is a sequence: rows of all heads do not lie at one stride.
         self.heads = 1
         if not ragged and all(t.shape[HEADS] == read[0].shape[HEADS] and t.is_contiguous() for t in read):
             self.heads = read[0].shape[HEADS]
 
-    def rows(self, port: str, t: torch.Tensor) -> Rows:
-        if port in self.ragged:
-            return self._at_offsets(self.ragged[port], t, self.offsets[port].flatten())
-        of = t.flatten(0, 2).unsqueeze(1) if self.heads > 1 else t.transpose(1, 2).flatten(0, 1)
-        rows, longest = of.shape[0], t.shape[ROWS]
-        starts = self.torch.arange(0, rows + 1, longest, device=t.device)
-        return Rows(of, starts, longest, (rows, longest))
+    def starts(self, port: str, t: torch.Tensor) -> Starts:
+        """The same object for tensors with rows at the same places."""
+        of = self.ragged.get(port)
+        if of is None:
+            count, longest = t.shape[0] * self.heads, t.shape[ROWS]
+            key: object = count, longest
+        else:
+            count, _, longest, _ = of.dim
+            key = count, longest, self.offsets[port].data_ptr(), of.multiplier / of.stride[ROWS]
+        if key not in self._known:
+            made = self.torch.arange(0, count * longest + 1, longest, device=self.device) if of is None else None
+            self._known[key] = Starts(self._at_offsets(port) if made is None else made, longest)
+        return self._known[key]
 
-    def _at_offsets(self, t: FrozenTensor, memory: torch.Tensor, offsets: torch.Tensor) -> Rows:
-        batch, heads, longest, columns = t.dim
-        stride, unit = t.stride[ROWS], t.multiplier
-        rows = memory.as_strided((batch * longest, heads, columns), (stride, t.stride[HEADS], t.stride[COLUMNS]))
-        place = (offsets.data_ptr(), unit / stride)
+    def _at_offsets(self, port: str) -> torch.Tensor:
+        unit, stride = self.ragged[port].multiplier, self.ragged[port].stride[ROWS]
+        offsets = self.offsets[port].flatten().long()
         if unit % stride == 0:
-            return Rows(rows, offsets.long() * (unit // stride), longest, place)
-        elements = offsets.long() * unit
-        self._whole.append((elements % stride == 0).all())
-        return Rows(rows, elements // stride, longest, place)
+            return offsets * (unit // stride)
+        self._whole.append((offsets * unit % stride == 0).all())
+        return offsets * unit // stride
+
+    def _rows(self, port: str, t: torch.Tensor) -> torch.Tensor:
+        if port in self.ragged:
+            of = self.ragged[port]
+            extents = of.dim[0] * of.dim[ROWS], of.dim[HEADS], of.dim[COLUMNS]
+            return t.as_strided(extents, (of.stride[ROWS], of.stride[HEADS], of.stride[COLUMNS]))
+        return t.flatten(0, 2).unsqueeze(1) if self.heads > 1 else t.transpose(1, 2).flatten(0, 1)
 
     def each(self, found: torch.Tensor | None) -> torch.Tensor | None:
         """Lengths of the sequences. found: of the batches."""
         return None if found is None else found.flatten().repeat_interleave(self.heads)
 
-    def at(self, t: Rows, other: Rows) -> torch.Tensor:
-        """Rows of a tensor at the places of another's."""
-        if t.place == other.place:
-            return t.rows
-        rows = self.torch.arange(other.rows.shape[0], device=t.starts.device)
-        return t.rows.index_select(0, other.of(self.torch, rows, t)[0])
+    def read(self, port: str, t: torch.Tensor, own: Starts) -> torch.Tensor:
+        """The rows of a tensor, at the places of `own`."""
+        starts, rows = self.starts(port, t), self._rows(port, t)
+        if starts is own:
+            return rows
+        return rows.index_select(0, own.counterparts(self.torch, own.every(self.torch), starts)[0])
 
-    def write(self, port: str, t: torch.Tensor, made: torch.Tensor, own: Rows) -> None:
+    def write(self, port: str, t: torch.Tensor, made: torch.Tensor, own: Starts) -> None:
         """made: rows at the places of `own`, which may be written to."""
-        torch, to = self.torch, self.rows(port, t)
+        torch, to, nothing = self.torch, self.starts(port, t), -math.inf if port == "Stats" else 0.0
         if self._whole:
             made.mul_(torch.where(torch.stack(self._whole).all(), 1.0, math.nan))
-        if port not in self.ragged and to.place == own.place:
-            t.copy_(self._dense(made, to))
+        if port in self.ragged:
+            self._write_at_offsets(self._rows(port, t), to, made, own, nothing)
             return
-        nothing, last = -math.inf if port == "Stats" else 0.0, to.rows.shape[0] - 1
-        rows = torch.arange(last + 1, device=to.starts.device)
-        if port not in self.ragged:
-            found, there = to.of(torch, rows, own)
-            t.copy_(self._dense(torch.where(there[:, None, None], made.index_select(0, found), nothing), to))
-            return
-        first, stop = to.starts[:1].clamp(max=last), to.starts[-1:]
+        if to is not own:
+            found, there = to.counterparts(torch, to.every(torch), own)
+            made = torch.where(there[:, None, None], made.index_select(0, found), nothing)
+        if self.heads > 1:
+            t.copy_(made.view(t.shape))
+        else:
+            t.copy_(made.unflatten(0, (-1, to.longest)).transpose(1, 2))
+
+    def _write_at_offsets(self, memory: torch.Tensor, to: Starts, made: torch.Tensor, own: Starts, nothing) -> None:
+        torch, first, stop = self.torch, to.rows[:1].clamp(max=to.room - 1), to.rows[-1:]
         # In place of rows that there are not, others are written twice; memory without any keeps what it has.
-        rows = torch.minimum(torch.maximum(rows, first), torch.maximum(stop - 1, first))
-        found, there = (rows, None) if to.place == own.place else to.of(torch, rows, own)
-        kept = torch.where(stop > first, made.index_select(0, found[:1]), to.rows.index_select(0, first))
+        rows = torch.minimum(torch.maximum(to.every(torch), first), torch.maximum(stop - 1, first))
+        found, there = (rows, None) if to is own else to.counterparts(torch, rows, own)
+        kept = torch.where(stop > first, made.index_select(0, found[:1]), memory.index_select(0, first))
         made = made.index_copy_(0, found[:1], kept).index_select(0, found)
         if there is not None:
             made = torch.where((there | (stop <= first))[:, None, None], made, nothing)
-        _wide(torch, to.rows).index_copy_(0, rows, _wide(torch, made))
-
-    def _dense(self, made: torch.Tensor, to: Rows) -> torch.Tensor:
-        """[batch, heads, rows, columns] of rows."""
-        if self.heads > 1:
-            return made.unflatten(0, (-1, self.heads, to.longest)).squeeze(3)
-        return made.unflatten(0, (-1, to.longest)).transpose(1, 2)
+        _wide(torch, memory).index_copy_(0, rows, _wide(torch, made))
 
 
 def _wide(torch, rows: torch.Tensor) -> torch.Tensor:

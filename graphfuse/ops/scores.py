@@ -67,7 +67,7 @@ class Scores:
 
 
 def lengths(x, of: str):
-    """Of the sequences of q or kv, [batch, 1, 1, 1]; None without padding."""
+    """Lengths of the sequences of q or kv, [batch, 1, 1, 1]; None without padding."""
     if f"cu_seq_len_{of}" in x:
         return x[f"cu_seq_len_{of}"].long().flatten().diff().reshape(-1, 1, 1, 1)
     return x[f"seq_len_{of}"].long() if f"seq_len_{of}" in x else None
