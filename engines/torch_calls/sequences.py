@@ -260,14 +260,15 @@ class _RowLayout:
             t.copy_(made.unflatten(0, (-1, to.longest)).transpose(1, 2))
 
     def _write_at_offsets(self, memory: torch.Tensor, to: Starts, made: torch.Tensor, own: Starts, nothing) -> None:
-        torch, first, stop = self.torch, to.rows[:1].clamp(max=to.room - 1), to.rows[-1:]
-        # In place of rows that there are not, others are written twice; memory without any keeps what it has.
-        rows = torch.minimum(torch.maximum(to.every(torch), first), torch.maximum(stop - 1, first))
+        torch, first = self.torch, to.rows[:1].clamp(max=to.room - 1)
+        count = to.rows[-1:] - first
+        # In place of rows that there are not, others are written again; memory without any keeps what it has.
+        rows = first + to.every(torch) % count.clamp(min=1)
         found, there = (rows, None) if to is own else to.counterparts(torch, rows, own)
-        kept = torch.where(stop > first, made.index_select(0, found[:1]), memory.index_select(0, first))
+        kept = torch.where(count > 0, made.index_select(0, found[:1]), memory.index_select(0, first))
         made = made.index_copy_(0, found[:1], kept).index_select(0, found)
         if there is not None:
-            made = torch.where((there | (stop <= first))[:, None, None], made, nothing)
+            made = torch.where((there | (count <= 0))[:, None, None], made, nothing)
         _wide(torch, memory).index_copy_(0, rows, _wide(torch, made))
 
 
