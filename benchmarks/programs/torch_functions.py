@@ -192,6 +192,11 @@ FUNCTIONS = (
         of((2048, 12288), (12288,), (12288,)),
     ),
     *both("x + y · gamma → layer norm, both", layer_scale, of(*[(8, 1024, 1024)] * 2, *[(1024,)] * 3)),
+    *both(
+        "adaptive layer norm of 16 samples",
+        lambda x, scale, shift: F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift,
+        of((16, 256, 1152), *[(16, 1, 1152)] * 2),
+    ),
     *both("x + gate · y → adaptive layer norm, both", dit, of(*[(4, 2048, 4096)] * 2, *[_gates] * 3)),
     _one(
         "layer norm of (C, H, W)",
@@ -220,6 +225,7 @@ FUNCTIONS = (
     ),
     _one("weights standardized", standardized, of((2048, 512, 3, 3))),
     *both("L2 normalization", lambda x: F.normalize(x, dim=-1), rows(1)),
+    *both("L2 normalization of channels", lambda x: F.normalize(x, dim=1), of((16, 256, 32, 32))),
     *both("weight norm", lambda v, g: g * (v / v.norm(dim=-1, keepdim=True)), of((ROWS, COLUMNS), (ROWS, 1))),
     _one(
         "(x - mean) / deviation", lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5), rows(1)
@@ -233,7 +239,8 @@ FUNCTIONS = (
     _one("softmax of 197, with backward", lambda x: (x * 0.125).softmax(-1), of((64, 12, 197, 197)), True),
     *both("softmax of 49", lambda x: (x * 0.2).softmax(-1), of((1024, 12, 49, 49))),
     *both("softmax of 1,024", lambda x: x.softmax(-1), of(_scores)),
-    _one("softmax along the second of three", lambda x: x.softmax(1), of((8, 512, 4096))),
+    *both("softmax along the second of three", lambda x: x.softmax(1), of((8, 512, 4096))),
+    *both("softmax of the classes of pixels", lambda x: x.softmax(1), of((32, 19, 256, 256))),
     _one("scores + padding → softmax", lambda x, m: (x / 8 + m).softmax(-1), of((16, 12, 512, 512), (16, 1, 1, 512))),
     _one("scores, causal mask → softmax", causal, of(_scores)),
     _one("scores, ALiBi → softmax", alibi, of(_scores, (16,))),

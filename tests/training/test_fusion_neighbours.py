@@ -225,7 +225,7 @@ def test_what_the_backward_saves_counts():
     assert not entry.is_replaced
 
 
-def test_gradients_of_samples_save_nothing():
+def test_gradients_of_samples_cost_what_is_read_again(monkeypatch):
     """The backward of adaptive layer norm adds them up beside its kernel."""
 
     def function(x, r, s, m):
@@ -234,5 +234,8 @@ def test_gradients_of_samples_save_nothing():
 
     tensors = [t.view(4, -1, C).detach().requires_grad_() for t in given(4096)[:2]]
     tensors += [torch.ones(4, 1, C, dtype=HALF, requires_grad=True), torch.ones(1)]
+    (entry,) = judged(function, tensors)
+    assert entry.is_replaced
+    monkeypatch.setattr(cost, "HELD", 0)  # the L2 holds no tensor
     (entry,) = judged(function, tensors)
     assert entry.why == f"mul, layernorm, add: {cost.SUMMED}"

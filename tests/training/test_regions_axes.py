@@ -112,12 +112,16 @@ def test_gradients_of_rows_that_lie_apart():
     assert [why for _, why in found] == [""]
 
 
-def test_what_nobody_measured_is_left(monkeypatch):
+def test_few_elements_of_rows_that_lie_apart_are_left(monkeypatch):
     monkeypatch.setattr(cost, "DEVICE", "cpu")
     function, found = compiled(lambda x, w: torch.softmax(x * 2, 1), declines=True)
     function(*given(gradients=True))
-    assert found[0][1].startswith("its rows are not along the last dimension: no gradients")
-    function, found = compiled(lambda x, w: torch.softmax(x * 2, 1), declines=True)
+    assert [why for _, why in found] == [""]
+    function, found = compiled(lambda x, w: F.normalize(x, dim=1), declines=True)
+    function(*given())
+    assert found[0][1].startswith("its rows are not along the last dimension; accepted: tensors of 4 MiB or more")
+    monkeypatch.setattr(judged, "_FEW", 0)
+    function, found = compiled(lambda x, w: F.normalize(x, dim=1), declines=True)
     function(*given())
     assert [why for _, why in found] == [""]
 

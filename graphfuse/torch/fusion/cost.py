@@ -33,7 +33,9 @@ _TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
 """How many tensors as large as x are moved."""
 _ALONE = {"layernorm": LAYER}
 _BACKWARDS = {"rmsnorm": RMS_BACKWARD, "layernorm": LAYER_BACKWARD}
-SUMMED = "its backward adds up gradients of samples in kernels of their own"
+HELD = 32 << 20
+"""Bytes of a tensor that kernels behind one another find in the L2."""
+SUMMED = f"its backward reads more than {HELD >> 20} MiB once more, to add up gradients of samples"
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,11 @@ class Judged:
     behind: str = ""
 
 
-def of_samples(nodes: Iterable[Node]) -> int:
-    """Bytes of an element that a backward reads once more for gradients that have a row for each sample."""
+def of_samples(nodes: Iterable[Node], size: int) -> int:
+    """Bytes of an element that a backward reads from memory once more for gradients that have a row for each sample.
+    size: bytes of the tensor of all rows."""
+    if size <= HELD:
+        return 0
     tensors = [t for t in map(value, nodes) if t is not None and t.requires_grad and t.numel() != t.shape[-1]]
     return BYTES * len(tensors)
 
