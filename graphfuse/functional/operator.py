@@ -50,9 +50,9 @@ def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
 
 
 def ports(f: Function) -> tuple[list[str], list[str]]:
-    """The parameters that are allocated where the caller gives none, and the others that operators have."""
+    """The parameters that are allocated where the caller gives none, and the others."""
     new = [a.name for a in f.arguments if a.new is not None and a.name in f.parameters]
-    return new, [name for name in f.parameters if name not in new and name not in option.UNSUPPORTED]
+    return new, [name for name in f.parameters if name not in new]
 
 
 def _define(f: Function, call, name: str, positional: list[str], keywords: list[str], returned: str) -> None:
