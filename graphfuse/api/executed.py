@@ -108,7 +108,7 @@ class Executed(PlannedGraph):
         stream = planner.stream() if handle is None else planner.stream_of(handle)
         if planner.running.like_last(pack, workspace, stream, programmatic_dependent_launch):
             return
-        planner.execute(None, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+        planner.run(planner.executable(), pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(
         self,

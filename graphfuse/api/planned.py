@@ -112,7 +112,7 @@ class PlannedGraph(Drawn):
 
     def get_engine_count(self) -> int:
         """Number of engines that take some of the graph. One with several kinds of knobs counts once for each."""
-        return len(self._need(self._planner, "build_operation_graph").numbered)
+        return len(self._need(self._planner, "build_operation_graph").asked.numbered)
 
     @also(engine_id="engine")
     def get_knobs_for_engine(self, engine: int | str) -> list[knob]:

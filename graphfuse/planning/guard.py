@@ -8,6 +8,7 @@ First-party patterns and engines are called directly. Their exceptions are bugs 
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -105,16 +106,7 @@ def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:
 
 def running(engine: Engine, about: Subgraph, run: Callable) -> Callable:
     """`run`, which does the engine's work, with PluginError for whatever it raises."""
-    if origin(engine) is FIRST_PARTY:
-        return run
-
-    def guarded(*arguments: object) -> object:
-        try:
-            return run(*arguments)
-        except (Exception, SystemExit) as error:
-            raise _failure(engine, about, "run", f"raised {said(error)}") from error
-
-    return guarded
+    return run if origin(engine) is FIRST_PARTY else functools.partial(call, engine, about, "run", run)
 
 
 def left_out(item: Pattern | Engine, error: Exception, origins: Mapping[int, Origin]) -> No:

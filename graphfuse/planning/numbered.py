@@ -77,7 +77,7 @@ class Wish:
     values: Mapping[str, object]
     kind: type | None = None
 
-    def knobs(self, engine: Engine, region: Region, proposals: Proposals) -> object:
+    def knobs(self, engine: Engine, proposals: Proposals, region: Region) -> object:
         """Knobs for a region: those said in full, else the best proposal that has these values, else the best one with
         them in place of its own. GraphNotSupportedError where the engine proposes none of the kind."""
         names = set(self.values)

@@ -3,6 +3,7 @@
 `propose` is the whole stage: find every match, ask every engine, choose regions, rank.
 """
 
+import graphlib
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,22 +325,20 @@ def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph,
     blocks = [*regions, *(Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside)]
     owner = {i: n for n, block in enumerate(blocks) for i in block.node_ids}
     needs = [{owner[graph.producer[t]] for t in block.inputs if t in graph.producer} for block in blocks]
-    needed_by: dict[int, list[int]] = {}
-    for n, needed in enumerate(needs):
-        for m in needed:
-            needed_by.setdefault(m, []).append(n)
-    # Kahn's algorithm; among what is ready, the block whose first node comes first.
-    ready = [(block.node_ids[0], n) for n, block in enumerate(blocks) if not needs[n]]
-    heapq.heapify(ready)
+    sorter = graphlib.TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except graphlib.CycleError:
+        return None
+    ready: list[tuple[int, int]] = []  # the block whose first node comes first is the first
     order: list[Subgraph] = []
-    while ready:
+    while sorter.is_active():
+        for n in sorter.get_ready():
+            heapq.heappush(ready, (blocks[n].node_ids[0], n))
         _, n = heapq.heappop(ready)
         order.append(blocks[n])
-        for m in needed_by.get(n, ()):
-            needs[m].discard(n)
-            if not needs[m]:
-                heapq.heappush(ready, (blocks[m].node_ids[0], m))
-    return tuple(order) if len(order) == len(blocks) else None
+        sorter.done(n)
+    return tuple(order)
 
 
 def blocks(graph: FrozenGraph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:

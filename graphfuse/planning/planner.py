@@ -28,7 +28,6 @@ from graphfuse.planning import registry as plugins
 from graphfuse.planning.asked import AskedEngines
 from graphfuse.planning.deselected import Deselected
 from graphfuse.planning.kernel_cache import CodeOf, KernelCache
-from graphfuse.planning.numbered import NumberedEngine, numbered
 from graphfuse.planning.plan import Part, Plan, Proposal
 from graphfuse.planning.recipe import Code, Codes, Recipe
 from graphfuse.runtime import device as devices
@@ -82,7 +81,7 @@ class Planner:
         self._pinned: int | None = None
         self._executables: dict[int, Executable | NotBuilt] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
-        self._numbered: tuple[NumberedEngine, ...] | None = None
+        self.asked = AskedEngines(self.graph, self.regions, self.device, self.registry, self._sound_engines)
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
@@ -136,18 +135,6 @@ class Planner:
             self._deselected = dataclasses.replace(
                 self._deselected, failed={**self._deselected.failed, engine.name: why}
             )
-
-    @property
-    def asked(self) -> AskedEngines:
-        """Engines as users ask for them."""
-        return AskedEngines(self.graph, self.regions, self.device, self.registry, lambda: self.numbered)
-
-    @property
-    def numbered(self) -> tuple[NumberedEngine, ...]:
-        """Engines that take some of the graph, by number."""
-        if self._numbered is None:
-            self._numbered = numbered(self.graph, self.regions, self._sound_engines(), self.asked.proposals)
-        return self._numbered
 
     def append(self, engine: object, knobs: object) -> int:
         """Add the plan that an engine and its knobs name; its index is returned."""
@@ -346,17 +333,11 @@ class Planner:
                 )
         return None
 
-    def execute(
-        self, index: int | None, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
-    ) -> None:
-        """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
-        accepted before; raises."""
-        self.run(self.executable(index), variant_pack, workspace, handle, dependent, check)
-
     def run(
         self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
     ) -> None:
-        """Run a plan of this graph, whatever its shapes. check: as of ``execute``."""
+        """Run a plan of this graph, whatever its shapes. check: called with a pack unless one like it was accepted
+        before; raises."""
         stream = self.stream() if handle is None else self.stream_of(handle)
         if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
