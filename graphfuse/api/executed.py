@@ -54,7 +54,7 @@ class Executed(PlannedGraph):
             planner.stream_of(handle)  # of another device, or destroyed
         if override_uids is None and override_shapes is None and override_strides is None:
             return planned.workspace_bytes
-        return self._overridden(index, override_uids, override_shapes, override_strides).binder.workspace_bytes
+        return self._executable(index, override_uids, override_shapes, override_strides).binder.workspace_bytes
 
     def execute(
         self,
@@ -102,7 +102,7 @@ class Executed(PlannedGraph):
         if programmatic_dependent_launch is not False:
             check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         if override_uids is not None or override_shapes is not None or override_strides is not None:
-            found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
+            found = self._executable(planner.selected(), override_uids, override_shapes, override_strides)
             planner.run(found, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
             return
         stream = planner.stream() if handle is None else planner.stream_of(handle)
@@ -238,22 +238,16 @@ class Executed(PlannedGraph):
     def _executable(self, index: int, uids: object, dims: object, strides: object) -> Executable:
         """Executable of a built plan, with other shapes where some are given."""
         planner = self._need(self._planner, "build_plans")
+        executable = planner.executable(index)
         if uids is None and dims is None and strides is None:
-            return planner.executable(index)
-        planner.at(index)
-        return self._overridden(index, uids, dims, strides)
-
-    def _overridden(self, index: int, uids: object, dims: object, strides: object) -> Executable:
-        """Executable of a built plan with other shapes."""
+            return executable
         if not self.takes_overrides:
             raise GraphStateError(
                 f"graph {self.name!r}: override_uids, override_shapes and override_strides are for graphs made with "
                 "is_override_shape_enabled=True"
             )
-        planner = self._need(self._planner, "build_plans")
         from graphfuse.planning.reshaped import Reshaped
 
-        executable = planner.executable(index)
         known = self._reshaped.get(index)
         if known is None or known[0] is not executable:
             known = self._reshaped[index] = (executable, Reshaped(self, self.frozen, planner, index))
