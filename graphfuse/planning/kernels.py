@@ -10,7 +10,7 @@ from graphfuse.base.errors import DeviceError
 from graphfuse.contract.engine import Kernel, Launch, Prepared
 from graphfuse.planning import guard
 from graphfuse.planning.kernel_cache import CodeOf
-from graphfuse.planning.plan import Part, Plan
+from graphfuse.planning.plan import Part
 from graphfuse.planning.recipe import Code
 
 
@@ -66,14 +66,6 @@ def prepare(
         return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
 
     return guard.prepared(part, device, kernel)
-
-
-def codes_of(p: Plan) -> tuple[Code, ...]:
-    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
-    codes, code_of = kept(compiled)
-    for part in p.parts:
-        prepare(part, p.device, code_of, unloaded)
-    return tuple(codes)
 
 
 def kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:

@@ -113,7 +113,7 @@ class Planner:
             known = {p.name for p in self.plans}
             self.plans += [p for p in proposal.plans if p.name not in known]
         if not self.plans:
-            raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+            raise GraphNotSupportedError(self.no_plan("no engine can run it"))
 
     def _sound_engines(self) -> list[Engine]:
         """Engines that can be asked: none that has failed."""
@@ -178,7 +178,7 @@ class Planner:
         if not self.plans:
             raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if all(self.barred(p) for p in self.plans):
-            raise GraphNotSupportedError(self._no_plan("every plan is deselected or cannot be prepared"))
+            raise GraphNotSupportedError(self.no_plan("every plan is deselected or cannot be prepared"))
 
     def build(self, policy: build_plan_policy) -> None:
         """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
@@ -202,7 +202,7 @@ class Planner:
             found = [*errors.values()]
             if len(found) == 1:
                 raise found[0]
-            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from found[0]
+            raise GraphNotSupportedError(self.no_plan("no plan can be prepared")) from found[0]
         if policy is build_plan_policy.ALL:
             with kernels.compilers(self.device) as pool:
                 rest = [*left]
@@ -365,7 +365,8 @@ class Planner:
         index = self.selected() if index is None else index
         raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
 
-    def _no_plan(self, what: str) -> str:
+    def no_plan(self, what: str) -> str:
+        """Error of a graph without a plan: `what`, and all that engines, patterns and plans have against it."""
         place = self.device if self.device.here else self.device.described
         lines = [f"graph {self.graph.name!r} on {place}: {what}"]
         for proposal in self.proposals:
@@ -375,7 +376,7 @@ class Planner:
         missed = plan.unmatched(self.graph, self.regions, self.declined)
         lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
         lines += [f"  {line}" for line in self.left_out]
-        lines += [f" plan {p.name}: {self.barred(p)}" for p in self.plans]
+        lines += [f" plan {p.name}: {why}" for p in self.plans if (why := self.barred(p))]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         if not self.device.runs_kernels:
