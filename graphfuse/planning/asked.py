@@ -31,7 +31,7 @@ class AskedEngines:
 
     @cached_property
     def numbered(self) -> tuple[NumberedEngine, ...]:
-        """Those that take some of the graph, by number."""
+        """Engines that take some of the graph, by number."""
         return numbered(self._graph, self._regions, self._sound(), self.proposals)
 
     def plan(self, engine: object, knobs: object) -> Plan:

@@ -308,9 +308,13 @@ class Planner:
         return Executable(
             self.graph,
             parts,
-            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+            functools.partial(self.binder, p),
             self._undependable(p, prepared),
         )
+
+    def binder(self, p: Plan) -> Binder:
+        """Object that finds and checks the buffers of a plan."""
+        return Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed)
 
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
