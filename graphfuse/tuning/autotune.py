@@ -156,14 +156,12 @@ def candidates(engine: Engine, facts: object, device: Device, first: object = No
 
 def source(device: Device, origin: str) -> Source:
     """Origin of entries made here and now."""
-    about = _environment()
+    about = _environment(record.CHECKOUT)
     versions = {"graphfuse": record.version("graphfuse"), "nvrtc": about["nvrtc"], "cuda": about["cuda"]}
     return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions, about["commit"])
 
 
-@functools.cache
-def _environment() -> dict[str, object]:
-    return record.environment(record.CHECKOUT)
+_environment = functools.cache(record.environment)
 
 
 def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> TunedEntry:
