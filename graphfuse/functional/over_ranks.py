@@ -12,6 +12,7 @@ from torch import distributed
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
@@ -63,15 +64,12 @@ def _variant(tensors: tuple[str, ...]) -> Variant:
     return Variant(tuple(a for a in every if a.name in (*tensors, "scale", "out")), _draw)
 
 
-def one_kernel(name: str, *tensors: str) -> Function:
+def declared(name: str, *tensors: str) -> Function:
     """RMSNorm of x, or with `peers` of its sum over ranks, and with `residual` of the sum with that, which becomes this
-    sum. With `out_peers`, out is written on all ranks. tensors: its own, in order."""
-    return Function(name, (*tensors, "rank", *REST), DEFAULTS, ("rank",), _variant(tensors), ("out",))
-
-
-def alone(name: str, *tensors: str) -> Function:
-    """The same of one rank, of which nobody else knows."""
-    return Function(name, (*tensors, *REST), DEFAULTS, (), _variant(tensors), ("out",))
+    sum. With `out_peers`, out is written on all ranks. tensors: its own, in order. Without peers it is of one rank, of
+    which nobody else knows."""
+    rank = ("rank",) if {"peers", "out_peers"} & {*tensors} else ()
+    return Function(name, (*tensors, *rank, *REST), DEFAULTS, rank, _variant(tensors), ("out",))
 
 
 def eager(f: Function) -> Callable[..., Any]:
@@ -113,3 +111,8 @@ def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> tor
         )
     length = t.shape[dim] // ranks
     return t.narrow(dim, group.rank() * length, length)
+
+
+def accepted(f: Function, *values: object) -> None:
+    """Refuses what is wrong before anything is sent. values: parameters of f, the function of one rank, in order."""
+    AcceptedCall.of(f, dict(zip(f.parameters, values, strict=True)))

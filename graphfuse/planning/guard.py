@@ -91,17 +91,18 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
 
     def made(site: Site) -> Prepared:
         found = engine.prepare(part.facts, part.knobs, device, site)
-        return dataclasses.replace(found, freeze=lambda later: _guarded_frozen(engine, about, found.freeze(later)))
+
+        def freeze(dependent: bool) -> Frozen:
+            frozen = found.freeze(dependent)
+            if not isinstance(frozen, FrozenCall):
+                return frozen
+            return dataclasses.replace(frozen, run=running(engine, about, frozen.run))
+
+        return dataclasses.replace(found, freeze=freeze)
 
     # Apart from prepare, so that an error says what in the words of who writes kernels.
     sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
     return call(engine, about, "prepare", made, Site(about, outline, compiled, sources, current_stream, setting))
-
-
-def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:
-    if not isinstance(frozen, FrozenCall):
-        return frozen
-    return dataclasses.replace(frozen, run=running(engine, about, frozen.run))
 
 
 def running(engine: Engine, about: Subgraph, run: Callable) -> Callable:

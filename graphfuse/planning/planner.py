@@ -116,17 +116,13 @@ class Planner:
             raise GraphNotSupportedError(self.no_plan("no engine can run it"))
 
     def _sound_engines(self) -> list[Engine]:
-        """Engines that can be asked: none that has failed."""
-        return [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed]
-
-    def _has_sound_table(self, engine: Engine) -> bool:
-        """True if an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
-        try:
-            guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
-        except PluginError as error:
-            self._leave_out(engine, error)
-            return False
-        return True
+        """Engines that can be asked: none that has failed, or whose table of tuned knobs cannot be read."""
+        for engine in self.registry.engines:
+            try:
+                guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
+            except PluginError as error:
+                self._leave_out(engine, error)
+        return [e for e in self.registry.engines if e.name not in self._deselected.failed]
 
     def _leave_out(self, engine: Engine, error: Exception) -> None:
         """Do without an installed engine that failed; of any other the error is raised."""
