@@ -6,7 +6,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 from graphfuse.base.device import EMULATOR, Device
 from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
@@ -275,9 +274,15 @@ class Planner:
     def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
             return
-        p, (codes, code_of) = self.plans[index], kernels.kept(code_of or self._code_of)
+        p, found = self.plans[index], code_of or self._code_of
+        codes: list[Code] = []
+
+        def kept(source: str, entry: str, name: str, device: Device) -> Code:
+            codes.append(found(source, entry, name, device))
+            return codes[-1]
+
         try:
-            prepared = [self._prepared(part, code_of) for part in p.parts]
+            prepared = [self._prepared(part, kept) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
             if needs != [part.outline.workspace_bytes for part in p.parts]:
                 p = plan.assemble(self.graph, p.parts, self.device, needs)
@@ -314,7 +319,7 @@ class Planner:
 
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
-            return kernels.prepare(part, self.device, code_of, kernels.loaded if self.device.here else kernels.unloaded)
+            return kernels.prepare(part, self.device, code_of)
         except (PluginError, KernelCompileError) as error:
             self._leave_out(part.engine, error)
             raise
@@ -356,14 +361,14 @@ class Planner:
     def executable(self, index: int | None = None) -> Executable:
         """A built plan's, the selected one's if index is None; GraphStateError if it is not built, DeviceError if it is
         for a device that is not here."""
-        found = self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+        index = self.selected() if index is None else index
+        found = self._executables.get(index)
+        if found is None:
+            name = self.at(index).name
+            raise GraphStateError(f"plan {index} ({name}) is not built; call build_plan_at_index({index})")
         self.device.check_here(self.graph.name)
         assert isinstance(found, Executable)
         return found
-
-    def _not_built(self, index: int | None) -> NoReturn:
-        index = self.selected() if index is None else index
-        raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
 
     def no_plan(self, what: str) -> str:
         """Error of a graph without a plan: `what`, and all that engines, patterns and plans have against it."""
