@@ -43,8 +43,7 @@ def all_reduce_add_rmsnorm(
     differ between ranks are not seen.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "scale": scale}
-        return rank_operators.traced("all_reduce_add_rmsnorm", given, group, out)
+        return rank_operators.traced("all_reduce_add_rmsnorm", group, out, x, residual, weight, eps, scale)
     group = group_of(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:

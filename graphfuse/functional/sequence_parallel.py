@@ -49,8 +49,7 @@ def reduce_scatter_add_rmsnorm(
     what it says of symmetric memory; other tensors are added up in float32 by ``torch.distributed.reduce_scatter``.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_SCATTER, given, group, out)
+        return rank_operators.traced(_SCATTER, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
     mine = part("x", x, dim, group)
     _fits("residual", residual, mine.shape, x)
@@ -90,8 +89,7 @@ def rmsnorm_all_gather(
     differ between ranks are not seen.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_GATHER, given, group, out)
+        return rank_operators.traced(_GATHER, group, out, x, weight, eps, dim, scale)
     group = group_of(group)
     mine = part("out", out, dim, group)
     _fits("x", x, mine.shape, out, "out")
@@ -123,8 +121,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
     ``all_reduce_add_rmsnorm`` reads. For large sizes, and above all with FP8, this takes less time. Returns out.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_BOTH, given, group, out)
+        return rank_operators.traced(_BOTH, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
     mine, its = part("x", x, dim, group), part("out", out, dim, group)
     _fits("residual", residual, mine.shape, x)

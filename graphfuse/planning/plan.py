@@ -212,7 +212,7 @@ def propose(
         for region in regions:
             for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
                 knows = e.name not in last and e.facts is not Subgraph and isinstance(region.facts, e.facts)
-                if knows and _declined(e, region.facts, nodes, device) is None:
+                if knows and declined(e, region.facts, nodes, device) is None:
                     return e.name
         return None
 
@@ -299,7 +299,7 @@ def answered(
         return []
     about, parts = region.subgraph, []
     try:
-        why = _declined(engine, facts, about, device)
+        why = declined(engine, facts, about, device)
         if why is None:
             proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
             ranked = guard.call(engine, about, "problem", tunings.ranked, engine, facts, device, mode, proposed)
@@ -313,7 +313,8 @@ def answered(
     return parts
 
 
-def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+def declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+    """The engine's first reason against the facts of some nodes; None if it takes them."""
     undeclared = engine.serves.why_not(about)
     return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
 
@@ -392,15 +393,15 @@ def named(
     unique = list(dict.fromkeys(engines))
 
     @cache
-    def declined(engine: Engine, region: Region) -> bool:
+    def refuses(engine: Engine, region: Region) -> bool:
         facts = facts_for(engine, region)
-        return facts is None or _declined(engine, facts, region.subgraph, device) is not None
+        return facts is None or declined(engine, facts, region.subgraph, device) is not None
 
     special = [e for e in unique if e.facts is not Subgraph]
-    served = [r for r in regions if not all(declined(e, r) for e in special)]
+    served = [r for r in regions if not all(refuses(e, r) for e in special)]
     illegal: GraphNotSupportedError | None = None
     for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
-        if len(partition) != len(engines) or any(map(declined, engines, partition)):
+        if len(partition) != len(engines) or any(map(refuses, engines, partition)):
             continue
         try:
             chosen = [Part(region, e, k(region)) for region, e, k in zip(partition, engines, knobs, strict=True)]
