@@ -13,6 +13,7 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.planning import overrides
 
 if TYPE_CHECKING:
+    from graphfuse.base.device import Device
     from graphfuse.planning.reshaped import Reshaped
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.executable import Executable
@@ -165,8 +166,7 @@ class Executed(PlannedGraph):
         """
         from graphfuse.runtime import cuda_graphs
 
-        address, start = self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph)
-        cuda_graphs.populate(address, self.device, start)
+        cuda_graphs.populate(*self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph))
 
     def update_cuda_graph(
         self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
@@ -178,13 +178,12 @@ class Executed(PlannedGraph):
         """
         from graphfuse.runtime import cuda_graphs
 
-        address, start = self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph)
-        cuda_graphs.update(address, self.device, start)
+        cuda_graphs.update(*self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph))
 
     def _captured(
         self, what: str, handle: Handle | None, pack: Mapping[Any, object], workspace: object, cuda_graph: object
-    ) -> tuple[int, Callable[[int], None]]:
-        """Address of a CUDA graph, and what puts the selected plan on these buffers on a stream."""
+    ) -> tuple[int, Device, Callable[[int], None]]:
+        """Address of a CUDA graph, its device, and what puts the selected plan on these buffers on a stream."""
         planner = self._need(self._planner, "build_plans")
         executable, given = planner.executable(), cuda_graph
         try:
@@ -205,7 +204,7 @@ class Executed(PlannedGraph):
         if handle is not None:
             planner.stream_of(handle)  # of another device, or destroyed
         self._check_keys(pack)
-        return address, executable.bind(pack, workspace, False)
+        return address, planner.device, executable.bind(pack, workspace, False)
 
     def autotune(
         self,

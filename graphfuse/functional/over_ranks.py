@@ -3,7 +3,7 @@
 Such a function takes tables of peers (``symmetric``). What its parts lie in is read or written on all ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -21,7 +21,6 @@ from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FLOATS,
     FORMATS,
-    Shape,
     TensorParameter,
     like,
     one,
@@ -34,10 +33,6 @@ REST = ("eps", "out", "scale", "enable_pdl")
 DEFAULTS = {"eps": 1e-6, "out": None, "scale": None, "enable_pdl": None}
 
 
-def _lengths(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    return tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
-
-
 def _draw(d: DrawnGraph) -> None:
     x = d.graph.all_reduce(d["x"], d["peers"], **d.options) if "peers" in d else d["x"]
     if "residual" in d:
@@ -47,7 +42,8 @@ def _draw(d: DrawnGraph) -> None:
     d.store("out", d.graph.all_gather(y, d["out_peers"], **d.options) if "out_peers" in d else y)
 
 
-PEERS = TensorParameter("peers", types(data_type.INT64), _lengths)
+_LENGTHS = tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
+PEERS = TensorParameter("peers", types(data_type.INT64), lambda shapes: _LENGTHS)
 
 
 def _variant(tensors: tuple[str, ...]) -> Variant:

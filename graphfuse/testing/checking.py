@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
-from graphfuse.base.errors import KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.base.errors import DeviceError, KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
+from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing import calls, gradients, kernels, timing
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
@@ -56,8 +57,8 @@ def check(
     import torch
 
     chips = [for_arch(arch) for arch in architectures]
-    if benchmark:
-        timing.need_gpu()
+    if benchmark and (reason := gpu_needed("check(benchmark=True)")):
+        raise DeviceError(reason)
     subject = subject_of(what, graphs)
     run = _Run()
     every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
