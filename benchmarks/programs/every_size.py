@@ -174,7 +174,6 @@ def measure(size: Size, search: bool) -> Measured:
 
     from graphfuse.planning.kernels import prepare
     from graphfuse.runtime import timing
-    from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference
 
     planner = size.planner()
@@ -183,7 +182,7 @@ def measure(size: Size, search: bool) -> Measured:
     with torch.cuda.device(device.ordinal):
         tensors = size.tensors(device.memory)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device.memory)
-        bound = bind(planner, plan, tensors, workspace)
+        bound = planner.binder(plan).bind(tensors, workspace)
         bench = Workbench(part, device, reference(plan, device, bound), bound.scalars)
         sets = [Buffers(tensors["x"])] * timing.buffer_sets(size.moved)
 

@@ -33,7 +33,6 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
     import torch
 
     from graphfuse.runtime import timing
-    from graphfuse.tuning.autotune import bind
     from graphfuse.tuning.workbench import Workbench, reference
 
     planner = size.planner()
@@ -44,7 +43,7 @@ def case(size: sizes.Size, deadline: float) -> tuple[dict[str, object], tuple[Tr
     with torch.cuda.device(device.ordinal):
         tensors = size.tensors(device.memory)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device.memory)
-        bound = bind(planner, plan, tensors, workspace)
+        bound = planner.binder(plan).bind(tensors, workspace)
         bench = Workbench(part, device, reference(plan, device, bound), bound.scalars)
         del tensors, bound
         trials = search(bench, space, deadline, ROUNDS)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from graphfuse.api import pygraph
+from graphfuse.api.checks import modes
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphTypeError
@@ -43,16 +44,14 @@ def jit(
 ) -> Callable[[Callable[P, tuple[pygraph, Sequence[Tensor]]]], Callable[P, tuple[pygraph, list[int]]]]:
     """Decorator of a function that returns a graph and some of its tensors: the graph is built in these modes, unless
     it has plans, and the tensors' uids are returned in their place."""
-    modes = tuple(heur_modes) if isinstance(heur_modes, list | tuple) else (heur_modes,)
-    if not modes or not all(isinstance(mode, heur_mode) for mode in modes):
-        raise GraphTypeError(f"jit: heur_modes must be a heur_mode or a list of them, got {heur_modes!r}")
+    chosen = modes("jit: heur_modes", heur_modes)
 
     def decorate(function: Callable[P, tuple[pygraph, Sequence[Tensor]]]) -> Callable[P, tuple[pygraph, list[int]]]:
         @functools.wraps(function)
         def built(*args: P.args, **kwargs: P.kwargs) -> tuple[pygraph, list[int]]:
             g, tensors = function(*args, **kwargs)
             if not g.get_execution_plan_count():
-                g.build(modes)
+                g.build(chosen)
             return g, [t.get_uid() for t in tensors]
 
         return built

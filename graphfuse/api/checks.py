@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
 
 
@@ -15,6 +16,14 @@ def several(what: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple | set | frozenset):
         raise GraphTypeError(f"{what}: give a list, got {values!r}")
     return tuple(values)
+
+
+def modes(what: str, given: object) -> tuple[heur_mode, ...]:
+    """One mode, or a list of them."""
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not found or not all(isinstance(mode, heur_mode) for mode in found):
+        raise GraphTypeError(f"{what} must be a heur_mode or a list of them, got {given!r}")
+    return found
 
 
 def check_unasked(where: str, refused: Mapping[str, tuple[object, str]], given: Mapping[str, object]) -> None:

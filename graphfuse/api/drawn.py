@@ -15,12 +15,7 @@ from graphfuse.api.uids import Uids
 from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
-from graphfuse.base.errors import (
-    GraphfuseError,
-    GraphStateError,
-    GraphTypeError,
-    GraphValidationError,
-)
+from graphfuse.base.errors import GraphStateError, GraphTypeError, GraphValidationError
 from graphfuse.op_graph.freeze import freeze, infer
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.op_methods import OpMethods
@@ -69,8 +64,8 @@ class Drawn(Recorded, OpMethods):
         a multiple of. The others as ``Tensor.set_ragged_offset``, ``set_ragged_offset_multiplier`` and
         ``set_alignment_value`` have them.
         """
-        t = self._new_tensor(name)
-        try:
+        with self._whole():
+            t = self._new_tensor(name)
             t.set_dim(dim).set_stride(packed_stride(t.get_dim()) if stride is None else stride)
             t.set_is_virtual(is_virtual).set_is_pass_by_value(is_pass_by_value).set_data_type(data_type)
             t.set_byte_alignment(byte_alignment).set_reordering_type(reordering_type).set_alignment_value(
@@ -78,11 +73,6 @@ class Drawn(Recorded, OpMethods):
             )
             t.set_ragged_offset(ragged_offset).set_ragged_offset_multiplier(ragged_offset_multiplier)
             return t if uid is None or (type(uid) is int and uid == -1) else t.set_uid(uid)
-        except GraphfuseError:
-            # What was refused leaves nothing behind that validate would stumble over.
-            self.tensors.remove(t)
-            self._uids.remove(t)
-            raise
 
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
         """A tensor with the shape and strides (in elements), data type and alignment of `template`.
@@ -213,7 +203,7 @@ class Drawn(Recorded, OpMethods):
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """After an error nothing is left of what was drawn within."""
+        """After an error nothing is left of what was drawn within, which validate would stumble over."""
         tensors, nodes = [*self.tensors], len(self.nodes)
         try:
             yield

@@ -13,6 +13,7 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.planning import overrides
 
 if TYPE_CHECKING:
+    from graphfuse.base.device import Device
     from graphfuse.planning.reshaped import Reshaped
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.executable import Executable
@@ -54,7 +55,7 @@ class Executed(PlannedGraph):
             planner.stream_of(handle)  # of another device, or destroyed
         if override_uids is None and override_shapes is None and override_strides is None:
             return planned.workspace_bytes
-        return self._overridden(index, override_uids, override_shapes, override_strides).binder.workspace_bytes
+        return self._executable(index, override_uids, override_shapes, override_strides).binder.workspace_bytes
 
     def execute(
         self,
@@ -102,13 +103,13 @@ class Executed(PlannedGraph):
         if programmatic_dependent_launch is not False:
             check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
         if override_uids is not None or override_shapes is not None or override_strides is not None:
-            found = self._overridden(planner.selected(), override_uids, override_shapes, override_strides)
+            found = self._executable(planner.selected(), override_uids, override_shapes, override_strides)
             planner.run(found, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
             return
         stream = planner.stream() if handle is None else planner.stream_of(handle)
         if planner.running.like_last(pack, workspace, stream, programmatic_dependent_launch):
             return
-        planner.execute(None, pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
+        planner.run(planner.executable(), pack, workspace, handle, programmatic_dependent_launch, self._check_keys)
 
     def execute_plan_at_index(
         self,
@@ -165,8 +166,7 @@ class Executed(PlannedGraph):
         """
         from graphfuse.runtime import cuda_graphs
 
-        address, start = self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph)
-        cuda_graphs.populate(address, self.device, start)
+        cuda_graphs.populate(*self._captured("populate_cuda_graph", handle, variant_pack, workspace, cuda_graph))
 
     def update_cuda_graph(
         self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
@@ -178,13 +178,12 @@ class Executed(PlannedGraph):
         """
         from graphfuse.runtime import cuda_graphs
 
-        address, start = self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph)
-        cuda_graphs.update(address, self.device, start)
+        cuda_graphs.update(*self._captured("update_cuda_graph", handle, variant_pack, workspace, cuda_graph))
 
     def _captured(
         self, what: str, handle: Handle | None, pack: Mapping[Any, object], workspace: object, cuda_graph: object
-    ) -> tuple[int, Callable[[int], None]]:
-        """Address of a CUDA graph, and what puts the selected plan on these buffers on a stream."""
+    ) -> tuple[int, Device, Callable[[int], None]]:
+        """Address of a CUDA graph, its device, and what puts the selected plan on these buffers on a stream."""
         planner = self._need(self._planner, "build_plans")
         executable, given = planner.executable(), cuda_graph
         try:
@@ -205,7 +204,7 @@ class Executed(PlannedGraph):
         if handle is not None:
             planner.stream_of(handle)  # of another device, or destroyed
         self._check_keys(pack)
-        return address, executable.bind(pack, workspace, False)
+        return address, planner.device, executable.bind(pack, workspace, False)
 
     def autotune(
         self,
@@ -238,22 +237,16 @@ class Executed(PlannedGraph):
     def _executable(self, index: int, uids: object, dims: object, strides: object) -> Executable:
         """Executable of a built plan, with other shapes where some are given."""
         planner = self._need(self._planner, "build_plans")
+        executable = planner.executable(index)
         if uids is None and dims is None and strides is None:
-            return planner.executable(index)
-        planner.at(index)
-        return self._overridden(index, uids, dims, strides)
-
-    def _overridden(self, index: int, uids: object, dims: object, strides: object) -> Executable:
-        """Executable of a built plan with other shapes."""
+            return executable
         if not self.takes_overrides:
             raise GraphStateError(
                 f"graph {self.name!r}: override_uids, override_shapes and override_strides are for graphs made with "
                 "is_override_shape_enabled=True"
             )
-        planner = self._need(self._planner, "build_plans")
         from graphfuse.planning.reshaped import Reshaped
 
-        executable = planner.executable(index)
         known = self._reshaped.get(index)
         if known is None or known[0] is not executable:
             known = self._reshaped[index] = (executable, Reshaped(self, self.frozen, planner, index))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from graphfuse.api.checks import check_unasked, several
+from graphfuse.api.checks import check_unasked, modes, several
 from graphfuse.api.drawn import Drawn
 from graphfuse.base.cudnn_keywords import also
 from graphfuse.base.cudnn_names import KEYWORDS
@@ -59,8 +59,8 @@ class PlannedGraph(Drawn):
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
         """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
-        modes = _modes(heuristics)
-        self._need(self._planner, "build_operation_graph").create(modes)
+        chosen = modes("heuristics", heuristics)
+        self._need(self._planner, "build_operation_graph").create(chosen)
 
     def check_support(self) -> None:
         """GraphNotSupportedError if no plan is left after deselection."""
@@ -112,7 +112,7 @@ class PlannedGraph(Drawn):
 
     def get_engine_count(self) -> int:
         """Number of engines that take some of the graph. One with several kinds of knobs counts once for each."""
-        return len(self._need(self._planner, "build_operation_graph").numbered)
+        return len(self._need(self._planner, "build_operation_graph").asked.numbered)
 
     @also(engine_id="engine")
     def get_knobs_for_engine(self, engine: int | str) -> list[knob]:
@@ -211,10 +211,3 @@ def _in_order(kind: Iterable[NoteT], notes: frozenset[NoteT]) -> list[NoteT]:
 def _check_policy(what: str, policy: object) -> None:
     if not isinstance(policy, build_plan_policy):
         raise GraphTypeError(f"{what}: policy must be a build_plan_policy, got {policy!r}")
-
-
-def _modes(heuristics: object) -> tuple[heur_mode, ...]:
-    modes = tuple(heuristics) if isinstance(heuristics, list | tuple) else (heuristics,)
-    if not modes or not all(isinstance(m, heur_mode) for m in modes):
-        raise GraphTypeError(f"heuristics must be a list of heur_mode, got {heuristics!r}")
-    return modes

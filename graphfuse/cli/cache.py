@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graphfuse.base.wording import counted
+from graphfuse.base.wording import counted, in_columns
 from graphfuse.cli import exits, output
 from graphfuse.cli.kept import CacheKind, kinds, summary
 from graphfuse.cli.output import Json
@@ -48,7 +48,7 @@ def ls(
     if as_json:
         output.print_json(found)
         return
-    output.print_rows([row(one) for one in found])
+    typer.echo("\n".join(in_columns(map(row, found))))  # whole: paths can be copied from a narrow terminal, too
     for entry in (entry for one in found for entry in one.get("entries", ())):
         typer.echo(f"{entry['used']}  {count(entry['bytes']):>10}  {entry['path']}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ import typer
 from graphfuse.base.wording import counted
 from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
-from graphfuse.cli.subject import Cases, Quick, Subject, graphs
+from graphfuse.cli.subject import Cases, Quick, Subject, graphs, planner
 from graphfuse.explain.account import count
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
     from graphfuse.api import pygraph
     from graphfuse.base.device import Device
-    from graphfuse.base.enums import heur_mode
     from graphfuse.base.errors import KernelCompileError
     from graphfuse.planning.plan import Plan
+    from graphfuse.planning.planner import Planner
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def compile(
 
     from graphfuse.base.device import for_arch
     from graphfuse.base.enums import heur_mode
-    from graphfuse.base.errors import GraphfuseError
+    from graphfuse.base.errors import GraphfuseError, GraphNotSupportedError
     from graphfuse.runtime import cache, toolkit
 
     device, mode = for_arch(arch), heur_mode.B if every else heur_mode.OPENSOURCE
@@ -73,14 +74,18 @@ def compile(
     nvrtc = toolkit.load()
     wanted: dict[NamedSource, list[str]] = {}  # equal problems are equal sources
     failed: list[dict[str, str]] = []
-    best: tuple[Plan, ...] = ()
     for name, graph in found.items():
         try:
-            best = plans(graph, device, mode)[: None if every else 1]
+            planning = planner(graph, device)
+            with suppress(GraphNotSupportedError):  # which is told below
+                planning.create([mode])
+            generated = [i for i, plan in enumerate(planning.plans) if kernels(plan)][: None if every else 1]
+            if not generated:
+                raise GraphNotSupportedError(planning.no_plan("no engine generates a kernel for it"))
         except GraphfuseError as error:
             failed.append({"subject": name, "why": str(error)})
             continue
-        for kernel in dict.fromkeys(k for plan in best for k in kernels(plan)):
+        for kernel in dict.fromkeys(k for i in generated for k in kernels(planning.plans[i])):
             wanted.setdefault(kernel, []).append(name)
     before, start, size = cache.statistics(), time.monotonic(), 0
     for kernel, code in _compiled(wanted, device, Console(stderr=True)):
@@ -91,7 +96,7 @@ def compile(
     after = cache.statistics()
     written = None
     if file is not None and not failed:
-        write(file, *found.values(), best)
+        write(file, *found.values(), planning, generated)
         written = str(file)
     report = {
         "subject": subject,
@@ -121,36 +126,14 @@ def compile(
         raise typer.Exit(exits.FAULT)
 
 
-def plans(graph: pygraph, device: Device, mode: heur_mode) -> tuple[Plan, ...]:
-    """Plans of generated kernels, best first; GraphNotSupportedError with every engine's reason where there is none."""
-    from graphfuse.base.errors import GraphNotSupportedError
-    from graphfuse.op_graph.lower import lower
-    from graphfuse.planning import plan
-    from graphfuse.planning import registry as plugins
-    from graphfuse.tuned_tables import store
-
-    graph.validate()
-    lowered, known = lower(graph.frozen), plugins.installed()
-    regions, declined = plan.matches(lowered, known)
-    proposal = plan.propose(lowered, regions, known.engines, device, mode, store.tunings(known.engines, device))
-    found = tuple(p for p in proposal.plans if any(kernels(p)))
-    if not found:
-        reasons = [*plan.refusals(proposal), *(f"  pattern {d.pattern}: {d.why}" for d in declined)]
-        raise GraphNotSupportedError("\n".join(["no engine generates a kernel for it:", *reasons]))
-    return found
-
-
-def write(file: Path, graph: pygraph, plans: tuple[Plan, ...]) -> None:
+def write(file: Path, graph: pygraph, planner: Planner, plans: Sequence[int]) -> None:
     """Serialize a graph with these plans of it, the first of them selected. BadParameter where the file cannot be
     written."""
-    from graphfuse.op_graph.lower import lower
-    from graphfuse.planning import plan, recipe, serialized
-    from graphfuse.planning import registry as plugins
-    from graphfuse.planning.kernels import codes_of
+    from graphfuse.planning import serialized
 
-    regions, _ = plan.matches(lower(graph.frozen), plugins.installed())
-    codes = [code for p in plans for code in codes_of(p)]
-    content = serialized.of(graph, graph.frozen, plans[0].device, [recipe.of(p, regions) for p in plans], 0, codes)
+    for index in reversed(plans):
+        planner.build_at(index)
+    content = serialized.of(graph, graph.frozen, planner.device, *planner.recorded())
     output.write(file, content.to_bytes(), "--output")
 
 

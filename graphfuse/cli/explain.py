@@ -10,7 +10,7 @@ import typer
 
 from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
-from graphfuse.cli.subject import Cases, Subject, graphs, plan_for
+from graphfuse.cli.subject import Cases, Subject, graphs, planner
 
 MODES = ("A", "B", "OPENSOURCE", "FALLBACK")
 FORMATS = ("text", "tree", "mermaid", "dot", "svg")
@@ -37,7 +37,6 @@ def explain(
     from graphfuse.base.device import for_arch
     from graphfuse.base.enums import heur_mode
     from graphfuse.base.errors import GraphNotSupportedError
-    from graphfuse.planning.planner import Planner
 
     for option, value, accepted in (("--mode", mode, MODES), ("--format", form, FORMATS)):
         if value not in accepted:
@@ -48,15 +47,12 @@ def explain(
     found = graphs(subject, case, quick=False)
     accounts, unsupported = [], False
     for name, graph in list(found.items())[: None if case else 1]:
-        if device is not None:
-            plan_for(graph, device)
-        graph.validate()
-        planner = Planner(graph.frozen, graph.handle, (), ())
+        planning = planner(graph, device)
         try:
-            planner.create([heur_mode[mode]])
+            planning.create([heur_mode[mode]])
         except GraphNotSupportedError:  # the account has every engine's reason
             unsupported = True
-        account = explaining.explained(planner)
+        account = explaining.explained(planning)
         if html is not None:
             output.write(html, explaining.html(account).encode(), "--html")
         if as_json:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from graphfuse.base.wording import in_columns
 from graphfuse.cli import cache, output
 from graphfuse.cli.faults import findings
 from graphfuse.cli.kept import kinds, summary
@@ -43,6 +44,6 @@ def info(as_json: Json = False) -> None:
         for o in found["plugins"]
     ]
     lines += [("setting", f"{name}={value}") for name, value in found["settings"].items()]
-    output.print_rows(lines)
+    typer.echo("\n".join(in_columns(lines)))
     for one in found["checks"]:
         typer.echo(f"{one['check']}, {one['level']}: {one['what']}")

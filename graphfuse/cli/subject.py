@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphfuse.api import pygraph
     from graphfuse.base.device import Device
     from graphfuse.benchmarks.bench import Bench
+    from graphfuse.planning.planner import Planner
 
 Subject = Annotated[
     str,
@@ -66,11 +67,13 @@ def find_bench(name: str, others: Iterable[str] = ()) -> Bench:
     return BENCHES[name]
 
 
-def plan_for(graph: pygraph, device: Device) -> None:
-    """Have a graph planned for a device that need not be there, whatever device it was made for."""
+def planner(graph: pygraph, device: Device | None) -> Planner:
+    """The planner of a graph for a device that need not be there, whatever device it was made for; None for that."""
+    from graphfuse.planning.planner import Planner
     from graphfuse.runtime.handle import Handle
 
-    graph.handle = Handle(device)
+    graph.validate()
+    return Planner(graph.frozen, graph.handle if device is None else Handle(device), (), ())
 
 
 def _some(name: str, known: Collection[str], bench: str) -> str:

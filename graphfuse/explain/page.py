@@ -7,6 +7,8 @@ from graphfuse.explain.account import Account, printable
 from graphfuse.explain.mermaid import mermaid
 from graphfuse.explain.tree import plain_tree
 
+_NO_XML = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Control characters, which XML has no place for at all."""
 _MERMAID = "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs"
 
 _PAGE = """<!DOCTYPE html>
@@ -31,9 +33,4 @@ def html(account: Account) -> str:
     """The page, as well-formed XML too. Its only script is Mermaid, which the browser fetches."""
     title = f"graph {printable(account.graph)} on {account.device} ({account.device_name})"
     parts = {"title": title, "chart": mermaid(account), "tree": plain_tree(account)}
-    return _PAGE.format(mermaid=_MERMAID, **{name: _escaped(part) for name, part in parts.items()})
-
-
-def _escaped(value: str) -> str:
-    """`value` as XML shows it. XML has no place for control characters at all."""
-    return escape(re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", value))
+    return _PAGE.format(mermaid=_MERMAID, **{name: escape(_NO_XML.sub("\ufffd", part)) for name, part in parts.items()})

@@ -1,7 +1,6 @@
 """Reads the account from a planner. Nothing is planned or compiled for it."""
 
 from graphfuse.explain.account import (
-    Account,
     MatchEntry,
     ModeEntry,
     NodeEntry,
@@ -24,7 +23,7 @@ def explained(planner: Planner) -> Explanation:
     shown = planner.chosen
     if shown is None:
         shown = next((i for i, p in enumerate(planner.plans) if not planner.barred(p)), None)
-    account = Account(
+    return Explanation(
         graph=graph.name,
         device=str(planner.device) if planner.device.here else planner.device.arch,
         device_name=planner.device.name,
@@ -42,7 +41,6 @@ def explained(planner: Planner) -> Explanation:
         left_out=tuple(planner.left_out),
         notes=() if shown is None else planner.at(shown).notes,
     )
-    return Explanation(**vars(account))
 
 
 def _tensor(graph: FrozenGraph, t: FrozenTensor) -> TensorEntry:

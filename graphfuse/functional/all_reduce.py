@@ -5,12 +5,11 @@ from torch import distributed
 from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional import rank_operators, symmetric
-from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.operator import fake_tensors
-from graphfuse.functional.over_ranks import alone, eager, group_of, one_kernel
+from graphfuse.functional.over_ranks import accepted, declared, eager, group_of
 
-_AFTER = alone("all_reduce_add_rmsnorm", "x", "residual", "weight")
-_one_kernel = eager(one_kernel("all_reduce_add_rmsnorm", "x", "residual", "weight", "peers"))
+_AFTER = declared("all_reduce_add_rmsnorm", "x", "residual", "weight")
+_one_kernel = eager(declared("all_reduce_add_rmsnorm", "x", "residual", "weight", "peers"))
 _after = eager(_AFTER)
 
 
@@ -44,15 +43,13 @@ def all_reduce_add_rmsnorm(
     differ between ranks are not seen.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "scale": scale}
-        return rank_operators.traced("all_reduce_add_rmsnorm", given, group, out)
+        return rank_operators.traced("all_reduce_add_rmsnorm", group, out, x, residual, weight, eps, scale)
     group = group_of(group)
     peers = symmetric.peers(x, group) if isinstance(x, torch.Tensor) else None
     if peers is not None:
         given = x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
         return peers.call(_AFTER.name, _one_kernel, *given)
-    given = dict(zip(_AFTER.parameters, (x, residual, weight, eps, out, scale, enable_pdl), strict=True))
-    AcceptedCall.of(_AFTER, given)  # refuses what is wrong before anything is sent
+    accepted(_AFTER, x, residual, weight, eps, out, scale, enable_pdl)
     total = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=group)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out

@@ -5,7 +5,7 @@ one does not, the host writes in its place.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> N
     words = kernel.read()
     peers = [peer for peer in range(ranks) if peer != rank]
     late = {line: [p for p in peers if words[line * _LINE + p] != _call(words, p)] for line in (_BEGUN, _DONE)}
-    kernel.write(dict(_missing(words, late)))
+    kernel.write({line * _LINE + p: _call(words, p) for line, missing in late.items() for p in missing})
     over = _ended(kernel, seconds)
     said = "have not begun it" if late[_BEGUN] else "have not ended it"
     who = ", ".join(map(str, late[_BEGUN] or late[_DONE])) or "none"
@@ -54,11 +54,6 @@ def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> N
 def _call(words: list[int], peer: int) -> int:
     """The number of the call for a rank and one of its peers."""
     return words[_CALLS * _LINE + peer] + 1
-
-
-def _missing(words: list[int], late: Mapping[int, list[int]]) -> Iterator[tuple[int, int]]:
-    for line, peers in late.items():
-        yield from ((line * _LINE + peer, _call(words, peer)) for peer in peers)
 
 
 def _ended(kernel: Waiting, seconds: float) -> bool:

@@ -14,7 +14,7 @@ from graphfuse.base.errors import VariantPackError
 from graphfuse.contract.row_counts import row_class
 from graphfuse.functional import watched
 from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.layout import ALIGNMENT, Layout, check, check_given, layout
+from graphfuse.functional.layout import Layout, check, check_given, layout
 from graphfuse.functional.planning import PlannedProblem, Planning
 from graphfuse.functional.split import CountKind, CountSplit, split
 from graphfuse.functional.tensor_parameter import Shape, complete
@@ -136,7 +136,6 @@ class AcceptedCall:
             planned.problem.values,
             self._written,
             tuple(n if n in self.tensors else None for n in f.results if n in self.tensors or n in f.asked),
-            ALIGNMENT,
         )
         starts = {row_class(split.count): (planned.start, planned.problem.workspace_bytes)}
 

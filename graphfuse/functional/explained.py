@@ -31,7 +31,8 @@ def explain(function: Callable[..., object], *args: object, **kwargs: object) ->
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
         return _planned(f, dict(bound.arguments))
-    if not _is_ours(function):
+    of = type(function) if isinstance(function, torch.nn.Module) else function
+    if not callable(function) or not str(getattr(of, "__module__", "")).startswith("graphfuse.torch."):
         raise VariantPackTypeError(
             f"explain: {function!r} is none of ours; accepted: functions of graphfuse.functional, functions and "
             "modules of graphfuse.torch"
@@ -41,13 +42,6 @@ def explain(function: Callable[..., object], *args: object, **kwargs: object) ->
         function(*args, **kwargs)
     (only,) = found
     return only
-
-
-def _is_ours(function: object) -> bool:
-    made_in = (
-        type(function).__module__ if isinstance(function, torch.nn.Module) else getattr(function, "__module__", "")
-    )
-    return callable(function) and str(made_in).startswith("graphfuse.torch.")
 
 
 def _watch(found: list[Explanation]) -> AbstractContextManager[object]:

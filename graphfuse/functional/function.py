@@ -78,8 +78,7 @@ def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., objec
         "spread": _spread,
     }
     new, others = operator.ports(f)
-    ignored = [name for name in f.options if name not in others]
-    usual = " and ".join(f"{name} is {f.defaults[name]}" for name in (*new, *ignored)) or "True"
+    usual = " and ".join(f"{name} is None" for name in new) or "True"
     parameters = ", ".join(f.parameters)
     made = text(
         "call",

@@ -9,9 +9,7 @@ import torch
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, no_rows, stored
-
-ALIGNMENT = 16
-"""Bytes: no access is wider, so that no plan gains by more."""
+from graphfuse.runtime.fastcall import ALIGNMENT
 
 
 @dataclass(frozen=True)

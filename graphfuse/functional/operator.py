@@ -50,9 +50,9 @@ def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
 
 
 def ports(f: Function) -> tuple[list[str], list[str]]:
-    """The parameters that are allocated where the caller gives none, and the others that operators have."""
+    """The parameters that are allocated where the caller gives none, and the others."""
     new = [a.name for a in f.arguments if a.new is not None and a.name in f.parameters]
-    return new, [name for name in f.parameters if name not in new and name not in option.UNSUPPORTED]
+    return new, [name for name in f.parameters if name not in new]
 
 
 def _define(f: Function, call, name: str, positional: list[str], keywords: list[str], returned: str) -> None:
@@ -69,12 +69,9 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
         tensors = fake_tensors(f, f.defaults | dict(zip(positional, values, strict=False)) | named)
         return None if writes_only else f.returned(tensors)
 
-    LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=_TAGS)
+    LIBRARY.define(f"{name}({_parameters(f, positional, keywords)}) -> {returned}", tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, call if as_it_is else run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"graphfuse::{name}", fake, lib=LIBRARY)
-
-
-_TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
 def fake_tensors(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:

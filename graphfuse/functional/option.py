@@ -27,18 +27,13 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
 }
 """Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
 
-SCHEMA = {"enable_pdl": "bool?", "block_size": "int", "group_size": "int?", "scale_format": "str?", "is_neox": "bool"}
-SCHEMA |= {"is_sf_swizzled_layout": "bool", "rank": "int"} | {
-    name: kinds[0].__name__ for name, kinds in NUMBERS.items()
-}
-
-UNSUPPORTED = frozenset(VALUES) - frozenset(SCHEMA)
-"""Those that operators do without."""
-
 
 def schema(name: str) -> str:
     """Type of a parameter that is no tensor, as torch.library has it."""
-    return SCHEMA.get(name, "bool" if name.startswith(_ASKS) else "float")
+    if name in NUMBERS:
+        return NUMBERS[name][0].__name__
+    values = _accepted(name) or (0.0,)
+    return type(values[-1]).__name__ + "?" * (None in values)
 
 
 def check(options: Mapping[str, object]) -> None:
@@ -49,10 +44,15 @@ def check(options: Mapping[str, object]) -> None:
                 accepted = " or ".join(kind.__name__ for kind in NUMBERS[name])
                 raise VariantPackTypeError(f"{name} is {type(value).__name__}; accepted: {accepted}")
             continue
-        accepted = _SWITCH if name.startswith(_ASKS) else VALUES[name]
+        accepted = _accepted(name)
         if any(type(value) is type(a) and value == a for a in accepted):
             continue
         known_type = any(type(value) is type(a) for a in accepted)
         error = VariantPackError if known_type else VariantPackTypeError
         given = repr(value) if known_type else type(value).__name__
         raise error(f"{name} is {given}; accepted: {', '.join(map(repr, accepted))}")
+
+
+def _accepted(name: str) -> tuple[object, ...]:
+    """The values of an option, None first where it is one; none of a number that each call may change."""
+    return _SWITCH if name.startswith(_ASKS) else VALUES.get(name, ())

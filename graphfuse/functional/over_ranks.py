@@ -3,7 +3,7 @@
 Such a function takes tables of peers (``symmetric``). What its parts lie in is read or written on all ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from torch import distributed
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
+from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
@@ -20,7 +21,6 @@ from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FLOATS,
     FORMATS,
-    Shape,
     TensorParameter,
     like,
     one,
@@ -33,10 +33,6 @@ REST = ("eps", "out", "scale", "enable_pdl")
 DEFAULTS = {"eps": 1e-6, "out": None, "scale": None, "enable_pdl": None}
 
 
-def _lengths(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    return tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
-
-
 def _draw(d: DrawnGraph) -> None:
     x = d.graph.all_reduce(d["x"], d["peers"], **d.options) if "peers" in d else d["x"]
     if "residual" in d:
@@ -46,7 +42,8 @@ def _draw(d: DrawnGraph) -> None:
     d.store("out", d.graph.all_gather(y, d["out_peers"], **d.options) if "out_peers" in d else y)
 
 
-PEERS = TensorParameter("peers", types(data_type.INT64), _lengths)
+_LENGTHS = tuple((peers_length(ranks),) for ranks in range(1, MOST_RANKS + 1))
+PEERS = TensorParameter("peers", types(data_type.INT64), lambda shapes: _LENGTHS)
 
 
 def _variant(tensors: tuple[str, ...]) -> Variant:
@@ -63,15 +60,12 @@ def _variant(tensors: tuple[str, ...]) -> Variant:
     return Variant(tuple(a for a in every if a.name in (*tensors, "scale", "out")), _draw)
 
 
-def one_kernel(name: str, *tensors: str) -> Function:
+def declared(name: str, *tensors: str) -> Function:
     """RMSNorm of x, or with `peers` of its sum over ranks, and with `residual` of the sum with that, which becomes this
-    sum. With `out_peers`, out is written on all ranks. tensors: its own, in order."""
-    return Function(name, (*tensors, "rank", *REST), DEFAULTS, ("rank",), _variant(tensors), ("out",))
-
-
-def alone(name: str, *tensors: str) -> Function:
-    """The same of one rank, of which nobody else knows."""
-    return Function(name, (*tensors, *REST), DEFAULTS, (), _variant(tensors), ("out",))
+    sum. With `out_peers`, out is written on all ranks. tensors: its own, in order. Without peers it is of one rank, of
+    which nobody else knows."""
+    rank = ("rank",) if {"peers", "out_peers"} & {*tensors} else ()
+    return Function(name, (*tensors, *rank, *REST), DEFAULTS, rank, _variant(tensors), ("out",))
 
 
 def eager(f: Function) -> Callable[..., Any]:
@@ -113,3 +107,8 @@ def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> tor
         )
     length = t.shape[dim] // ranks
     return t.narrow(dim, group.rank() * length, length)
+
+
+def accepted(f: Function, *values: object) -> None:
+    """Refuses what is wrong before anything is sent. values: parameters of f, the function of one rank, in order."""
+    AcceptedCall.of(f, dict(zip(f.parameters, values, strict=True)))

@@ -53,12 +53,10 @@ def _given(names: tuple[str, ...], values: tuple[object, ...]) -> Mapping[str, o
     return found | {"group": torch_private.process_group(str(found["group"]))}
 
 
-def traced(
-    name: str, given: Mapping[str, object], group: distributed.ProcessGroup | None, out: torch.Tensor | None
-) -> torch.Tensor:
+def traced(name: str, group: distributed.ProcessGroup | None, out: torch.Tensor | None, *given: object) -> torch.Tensor:
     """The call while a graph is made of it. given: the other arguments, in order."""
     operator = getattr(torch.ops.graphfuse, name)
-    values = (*given.values(), group_of(group).group_name)
+    values = (*given, group_of(group).group_name)
     if out is None:
         return operator.default(*values)
     operator.out(*values, out=out)

@@ -13,21 +13,20 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.functional import rank_operators, symmetric
-from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.operator import fake_tensors
-from graphfuse.functional.over_ranks import alone, eager, group_of, one_kernel, part
+from graphfuse.functional.over_ranks import accepted, declared, eager, group_of, part
 
 _PACKED = torch.contiguous_format
 _SCATTER = "reduce_scatter_add_rmsnorm"
 _GATHER = "rmsnorm_all_gather"
 _BOTH = "reduce_scatter_add_rmsnorm_all_gather"
-_ADDED = alone(_SCATTER, "x", "residual", "weight")
-_NORMED = alone(_GATHER, "x", "weight")
+_ADDED = declared(_SCATTER, "x", "residual", "weight")
+_NORMED = declared(_GATHER, "x", "weight")
 _after, _before = eager(_ADDED), eager(_NORMED)
-_scatters = eager(one_kernel(_SCATTER, "x", "residual", "weight", "peers"))
-_gathers = eager(one_kernel(_GATHER, "x", "weight", "out_peers"))
-_does_both = eager(one_kernel(_BOTH, "x", "residual", "weight", "peers", "out_peers"))
+_scatters = eager(declared(_SCATTER, "x", "residual", "weight", "peers"))
+_gathers = eager(declared(_GATHER, "x", "weight", "out_peers"))
+_does_both = eager(declared(_BOTH, "x", "residual", "weight", "peers", "out_peers"))
 
 
 def reduce_scatter_add_rmsnorm(
@@ -50,8 +49,7 @@ def reduce_scatter_add_rmsnorm(
     what it says of symmetric memory; other tensors are added up in float32 by ``torch.distributed.reduce_scatter``.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_SCATTER, given, group, out)
+        return rank_operators.traced(_SCATTER, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
     mine = part("x", x, dim, group)
     _fits("residual", residual, mine.shape, x)
@@ -59,7 +57,7 @@ def reduce_scatter_add_rmsnorm(
     if peers is not None:
         given = mine, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
         return peers.call(_SCATTER, _scatters, *given)
-    _accepted(_ADDED, mine, residual, weight, eps, out, scale, enable_pdl)
+    accepted(_ADDED, mine, residual, weight, eps, out, scale, enable_pdl)
     out = torch.empty(mine.shape, dtype=x.dtype, device=x.device) if out is None else out
     return _after(_scattered(x, dim, group), residual, weight, eps, out, scale, enable_pdl)
 
@@ -91,8 +89,7 @@ def rmsnorm_all_gather(
     differ between ranks are not seen.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_GATHER, given, group, out)
+        return rank_operators.traced(_GATHER, group, out, x, weight, eps, dim, scale)
     group = group_of(group)
     mine = part("out", out, dim, group)
     _fits("x", x, mine.shape, out, "out")
@@ -100,7 +97,7 @@ def rmsnorm_all_gather(
     if peers is not None:
         peers.call(_GATHER, _gathers, x, weight, peers.numbers, peers.rank, eps, mine, scale, enable_pdl)
         return out
-    _accepted(_NORMED, x, weight, eps, mine, scale, enable_pdl)
+    accepted(_NORMED, x, weight, eps, mine, scale, enable_pdl)
     own = torch.empty(mine.shape, dtype=out.dtype, device=out.device)
     return _gathered(_before(x, weight, eps, own, scale, enable_pdl), out, dim, group)
 
@@ -124,8 +121,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
     ``all_reduce_add_rmsnorm`` reads. For large sizes, and above all with FP8, this takes less time. Returns out.
     """
     if is_dynamo_compiling():
-        given = {"x": x, "residual": residual, "weight": weight, "eps": eps, "dim": dim, "scale": scale}
-        return rank_operators.traced(_BOTH, given, group, out)
+        return rank_operators.traced(_BOTH, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
     mine, its = part("x", x, dim, group), part("out", out, dim, group)
     _fits("residual", residual, mine.shape, x)
@@ -135,7 +131,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
         tables = peers.numbers, out_peers.numbers, peers.rank
         peers.call(_BOTH, _does_both, mine, residual, weight, *tables, eps, its, scale, enable_pdl)
         return out
-    _accepted(_ADDED, mine, residual, weight, eps, its, scale, enable_pdl)
+    accepted(_ADDED, mine, residual, weight, eps, its, scale, enable_pdl)
     own = torch.empty(its.shape, dtype=out.dtype, device=out.device)
     return _gathered(_after(_scattered(x, dim, group), residual, weight, eps, own, scale, enable_pdl), out, dim, group)
 
@@ -145,11 +141,6 @@ def _fits(name: str, t: object, shape: torch.Size, other: torch.Tensor, whose: s
     if isinstance(t, torch.Tensor) and t.shape != shape:
         given = f"as {whose} has shape {tuple(other.shape)}"
         raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: {tuple(shape)}, {given}")
-
-
-def _accepted(f: Function, *values: object) -> None:
-    """Refuses what is wrong before anything is sent."""
-    AcceptedCall.of(f, dict(zip(f.parameters, values, strict=True)))
 
 
 def _scattered(x: torch.Tensor, dim: int, group: distributed.ProcessGroup) -> torch.Tensor:

@@ -115,11 +115,11 @@ def on_ranks(f: Function, given: Mapping[str, object], call: Callable[[Mapping[s
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A global tensor that a call returns. shape, stride: as torch has them, by the type that it turns out to have."""
+    """A global tensor that a call returns. shape: in elements."""
 
     name: str
     placements: tuple
-    layouts: Mapping[torch.dtype, tuple[Shape, Shape]]
+    shape: Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class _Plan:
         if not _is_sharded(value):
             if wanted is None or not isinstance(value, torch.Tensor) or all(p.is_replicate() for p in wanted):
                 return value
-            value = _replicated(value, mesh)
+            value = _torch().DTensor.from_local(value, mesh, [_torch().Replicate()] * mesh.ndim, run_check=False)
         if wanted is None or value.placements == wanted:  # or the function ignores it
             return value.to_local()
         if self.used[name].written:
@@ -158,10 +158,9 @@ class _Plan:
     def whole(self, result: _Result, local: torch.Tensor | None, mesh: Any) -> object:
         if local is None:
             return None
-        shape, stride = result.layouts[local.dtype]
-        return _torch().DTensor.from_local(
-            local, mesh, result.placements, run_check=False, shape=torch.Size(shape), stride=stride
-        )
+        shape = torch.Size(stored(result.shape, self.used[result.name].types[local.dtype]))
+        stride = packed_stride(shape)
+        return _torch().DTensor.from_local(local, mesh, result.placements, run_check=False, shape=shape, stride=stride)
 
     def part(self, local: Mapping[str, object], mesh: Any) -> RankColumns:
         """The columns at hand, and the sum over ranks that have the others."""
@@ -215,13 +214,15 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
     rules = tuple(_rule(f, used, found, shapes, tensors, mesh, dim) for dim in range(mesh.ndim))
     rules = _one_split_of_columns(rules)
     placements = {a.name: _placements(a, found[a.name], rules) for a in used}
-    by_name, all_shapes = {a.name: a for a in used}, _allocated(used, shapes)
-    results = []
-    for name in f.results:
-        if name in by_name:
-            results.append(_Result(name, placements[name], _layouts(by_name[name], all_shapes[name])))
-        elif name in f.asked:
-            results.append(_Result(name, (), {}))
+    by_name = {a.name: a for a in used}
+    for a in used:
+        if a.name not in shapes:
+            shapes[a.name] = a.shape(shapes)[0]
+    results = [
+        _Result(name, placements.get(name, ()), shapes.get(name, ()))
+        for name in f.results
+        if name in by_name or name in f.asked
+    ]
     first = used[0].name
     split = any(rule.columns for rule in rules)
     partial = tuple(_torch().Partial("sum") if rule.columns else _torch().Replicate() for rule in rules)
@@ -243,32 +244,10 @@ def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
     return tuple(found)
 
 
-def _layouts(a: TensorParameter, shape: Shape) -> dict[torch.dtype, tuple[Shape, Shape]]:
-    found = {}
-    for dtype, kept in a.types.items():
-        extents = stored(shape, kept)
-        found[dtype] = extents, packed_stride(extents)
-    return found
-
-
-def _allocated(used: Sequence[TensorParameter], given: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes in elements of all tensors of a call."""
-    shapes = dict(given)
-    for a in used:
-        if a.name not in shapes:
-            shapes[a.name] = tuple(a.shape(shapes)[0])
-    return shapes
-
-
 @functools.cache
 def _torch() -> Any:
     """torch's module of DTensors, whose import takes half a second."""
     return importlib.import_module("torch.distributed.tensor")
-
-
-def _replicated(value: torch.Tensor, mesh: Any) -> torch.Tensor:
-    """A plain tensor that all ranks have."""
-    return _torch().DTensor.from_local(value, mesh, [_torch().Replicate()] * mesh.ndim, run_check=False)
 
 
 def _is_sharded(value: object) -> bool:

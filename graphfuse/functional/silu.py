@@ -21,10 +21,6 @@ def _draw_silu(d: DrawnGraph) -> None:
     d.store("out", z)
 
 
-def _draw_gate(d: DrawnGraph) -> None:
-    d.store("out", d.graph.mul(d.graph.swish(plain(d)), d["gate"]))
-
-
 _SILU = Variant(
     (
         INPUT,
@@ -41,7 +37,10 @@ _SILU = Variant(
     ),
     _draw_silu,
 )
-_GATE = Variant((INPUT, WEIGHT, TensorParameter("gate", FLOATS, like("input")), OUT), _draw_gate)
+_GATE = Variant(
+    (INPUT, WEIGHT, TensorParameter("gate", FLOATS, like("input")), OUT),
+    lambda d: d.store("out", d.graph.mul(d.graph.swish(plain(d)), d["gate"])),
+)
 
 
 @function(_SILU, "out", "block_scale")

@@ -230,27 +230,24 @@ def _key(graph: FrozenGraph) -> str:
     while waiting:
         t = waiting[-1]
         made_by = graph.producer.get(t)
-        missing = [] if made_by is None or t in numbers else _unnumbered(graph.nodes[made_by], numbers)
-        if missing:
-            waiting += reversed(missing)
-            continue
-        waiting.pop()
         if t in numbers:
+            waiting.pop()
             continue
         if made_by is None:
+            waiting.pop()
             numbers[t] = len(numbers)
             lines.append(_own(graph.tensors[t]))
             continue
         node = graph.nodes[made_by]
+        if missing := [i for _, i in sorted(node.inputs) if i not in numbers]:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
         outs = sorted(node.outputs)
         numbers.update({o: len(numbers) + k for k, (_, o) in enumerate(outs)})
         ins = [(port, numbers[i]) for port, i in sorted(node.inputs)]
         lines.append((_described(node), ins, [(port, _own(graph.tensors[o])) for port, o in outs]))
     return _digest(*lines)
-
-
-def _unnumbered(node: Node, numbers: Mapping[TensorId, int]) -> list[TensorId]:
-    return [t for _, t in sorted(node.inputs) if t not in numbers]
 
 
 def _colors(graph: FrozenGraph) -> dict[TensorId, str]:

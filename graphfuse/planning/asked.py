@@ -1,6 +1,7 @@
 """Engines as users ask for them: by name, or by number, each with knobs of which they say some."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import GraphTypeError, GraphValidationError
@@ -8,14 +9,14 @@ from graphfuse.contract.engine import Engine
 from graphfuse.contract.match import Region
 from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.planning import plan
-from graphfuse.planning.numbered import NumberedEngine, Wish, checked, knob, widest
+from graphfuse.planning.numbered import NumberedEngine, checked, knob, numbered, widest
 from graphfuse.planning.plan import Plan
 from graphfuse.planning.registry import Registry
 from graphfuse.tuned_tables import store
 
 
 class AskedEngines:
-    """Engines of one lowered graph on one device. numbered: those that take some of the graph, by number."""
+    """Engines of one lowered graph on one device. sound: those that can be asked."""
 
     def __init__(
         self,
@@ -23,10 +24,15 @@ class AskedEngines:
         regions: Sequence[Region],
         device: Device,
         registry: Registry,
-        numbered: Callable[[], Sequence[NumberedEngine]],
+        sound: Callable[[], Sequence[Engine]],
     ):
         self._graph, self._regions, self._device = graph, regions, device
-        self._registry, self._numbered = registry, numbered
+        self._registry, self._sound = registry, sound
+
+    @cached_property
+    def numbered(self) -> tuple[NumberedEngine, ...]:
+        """Engines that take some of the graph, by number."""
+        return numbered(self._graph, self._regions, self._sound(), self.proposals)
 
     def plan(self, engine: object, knobs: object) -> Plan:
         """The plan that an engine and its knobs name, or tuples of both. Errors as of ``create_execution_plan``."""
@@ -43,11 +49,7 @@ class AskedEngines:
         chosen = [self._asked(one) for one in asked]
         wishes = [checked(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
         engines = [of for of, _ in chosen]
-
-        def settled(of: Engine, wish: Wish) -> Callable[[Region], object]:
-            return lambda region: wish.knobs(of, region, self.proposals)
-
-        settle = [settled(of, wish) for of, wish in zip(engines, wishes, strict=True)]
+        settle = [partial(wish.knobs, of, self.proposals) for of, wish in zip(engines, wishes, strict=True)]
         return plan.named(self._graph, self._regions, engines, self._device, settle)
 
     def proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
@@ -60,7 +62,7 @@ class AskedEngines:
         """Knobs of an engine that is given by its number, or by a name that has one number alone."""
         if not isinstance(engine, str):
             return self._of_number(engine).knobs
-        found = {n: one for n, one in enumerate(self._numbered()) if one.engine is self.named(engine)}
+        found = {n: one for n, one in enumerate(self.numbered) if one.engine is self.named(engine)}
         if len(found) != 1:
             numbers = "; ".join(f"{n}: {one}" for n, one in found.items()) or "none, as it takes nothing of the graph"
             raise GraphValidationError(f"engine {engine!r} has the numbers {numbers}; give one of them")
@@ -76,11 +78,10 @@ class AskedEngines:
     def _of_number(self, number: object) -> NumberedEngine:
         if isinstance(number, bool) or not isinstance(number, int):
             raise GraphTypeError(f"an engine is given by its name or its number, got {number!r}")
-        numbered = self._numbered()
-        if not 0 <= number < len(numbered):
-            there = "; ".join(f"{n}: {one}" for n, one in enumerate(numbered))
+        if not 0 <= number < len(self.numbered):
+            there = "; ".join(f"{n}: {one}" for n, one in enumerate(self.numbered))
             raise GraphValidationError(f"no engine has the number {number}; there are: {there}")
-        return numbered[number]
+        return self.numbered[number]
 
     def named(self, name: object) -> Engine:
         """An engine by its name, whether it takes anything or not; GraphValidationError where none has it."""

@@ -8,6 +8,7 @@ First-party patterns and engines are called directly. Their exceptions are bugs 
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -90,31 +91,23 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
 
     def made(site: Site) -> Prepared:
         found = engine.prepare(part.facts, part.knobs, device, site)
-        return dataclasses.replace(found, freeze=lambda later: _guarded_frozen(engine, about, found.freeze(later)))
+
+        def freeze(dependent: bool) -> Frozen:
+            frozen = found.freeze(dependent)
+            if not isinstance(frozen, FrozenCall):
+                return frozen
+            return dataclasses.replace(frozen, run=running(engine, about, frozen.run))
+
+        return dataclasses.replace(found, freeze=freeze)
 
     # Apart from prepare, so that an error says what in the words of who writes kernels.
     sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
     return call(engine, about, "prepare", made, Site(about, outline, compiled, sources, current_stream, setting))
 
 
-def _guarded_frozen(engine: Engine, about: Subgraph, frozen: Frozen) -> Frozen:
-    if not isinstance(frozen, FrozenCall):
-        return frozen
-    return dataclasses.replace(frozen, run=running(engine, about, frozen.run))
-
-
 def running(engine: Engine, about: Subgraph, run: Callable) -> Callable:
     """`run`, which does the engine's work, with PluginError for whatever it raises."""
-    if origin(engine) is FIRST_PARTY:
-        return run
-
-    def guarded(*arguments: object) -> object:
-        try:
-            return run(*arguments)
-        except (Exception, SystemExit) as error:
-            raise _failure(engine, about, "run", f"raised {said(error)}") from error
-
-    return guarded
+    return run if origin(engine) is FIRST_PARTY else functools.partial(call, engine, about, "run", run)
 
 
 def left_out(item: Pattern | Engine, error: Exception, origins: Mapping[int, Origin]) -> No:

@@ -1,7 +1,6 @@
 """Kernels of a plan's parts: where their machine code comes from, what runs it, and the work that is made of both."""
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
@@ -10,7 +9,7 @@ from graphfuse.base.errors import DeviceError
 from graphfuse.contract.engine import Kernel, Launch, Prepared
 from graphfuse.planning import guard
 from graphfuse.planning.kernel_cache import CodeOf
-from graphfuse.planning.plan import Part, Plan
+from graphfuse.planning.plan import Part
 from graphfuse.planning.recipe import Code
 
 
@@ -31,7 +30,10 @@ def compiled(source: str, entry: str, name: str, device: Device) -> Code:
 
 
 def loaded(code: Code, source: str, device: Device) -> Kernel:
-    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``."""
+    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``. Of a device that
+    is not here, a stand-in."""
+    if not device.here:
+        return _Unloaded()
     if device.kind == EMULATOR.kind:
         from graphfuse.emulator import kernel as emulated
 
@@ -48,40 +50,11 @@ class _Unloaded:
         raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
 
 
-def unloaded(code: Code, source: str, device: Device) -> Kernel:
-    """Stand-in for a kernel of a device that need not be here."""
-    return _Unloaded()
-
-
-def prepare(
-    part: Part,
-    device: Device,
-    code_of: CodeOf = compiled,
-    load: Callable[[Code, str, Device], Kernel] = loaded,
-) -> Prepared:
+def prepare(part: Part, device: Device, code_of: CodeOf = compiled) -> Prepared:
     """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
     ``Engine.prepare`` and `code_of`."""
 
     def kernel(source: str, entry: str) -> Kernel:
-        return load(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
+        return loaded(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)
 
     return guard.prepared(part, device, kernel)
-
-
-def codes_of(p: Plan) -> tuple[Code, ...]:
-    """The kernels of a plan, compiled for its device, which need not be there. Errors as of ``prepare``."""
-    codes, code_of = kept(compiled)
-    for part in p.parts:
-        prepare(part, p.device, code_of, unloaded)
-    return tuple(codes)
-
-
-def kept(code_of: CodeOf) -> tuple[list[Code], CodeOf]:
-    """A list, and what `code_of` does, all of whose answers are put into it."""
-    codes: list[Code] = []
-
-    def keeping(source: str, entry: str, name: str, device: Device) -> Code:
-        codes.append(code_of(source, entry, name, device))
-        return codes[-1]
-
-    return codes, keeping

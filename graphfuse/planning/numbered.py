@@ -72,23 +72,19 @@ def numbered(
 
 @dataclass(frozen=True)
 class Wish:
-    """Knobs of which some values are said, by name. kind: their kind; None for any that has these."""
+    """Knobs of which some values are said, by name. kinds: those that they may be of."""
 
     values: Mapping[str, object]
-    kind: type | None = None
+    kinds: tuple[type, ...]
 
-    def knobs(self, engine: Engine, region: Region, proposals: Proposals) -> object:
+    def knobs(self, engine: Engine, proposals: Proposals, region: Region) -> object:
         """Knobs for a region: those said in full, else the best proposal that has these values, else the best one with
         them in place of its own. GraphNotSupportedError where the engine proposes none of the kind."""
         names = set(self.values)
-        kinds = engine.knobs if isinstance(engine.knobs, tuple) else (engine.knobs,)
-        if any(names == {f.name for f in dataclasses.fields(kind)} for kind in kinds if self.kind in (None, kind)):
+        if any(names == {f.name for f in dataclasses.fields(kind)} for kind in self.kinds):
             return knobs_from_dict(engine, dict(self.values))
-        found = [
-            knobs
-            for knobs in proposals(engine, region)
-            if self.kind in (None, type(knobs)) and names <= set(knobs_to_dict(knobs))
-        ]
+        proposed = (knobs for knobs in proposals(engine, region) if isinstance(knobs, self.kinds))
+        found = [knobs for knobs in proposed if names <= set(knobs_to_dict(knobs))]
         if not found:
             raise GraphNotSupportedError(f"engine {engine.name!r} proposes no knobs with {', '.join(names)} here")
         having = (k for k in found if all(knobs_to_dict(k)[name] == value for name, value in self.values.items()))
@@ -103,7 +99,7 @@ def checked(engine: Engine, kind: type | None, values: Mapping[str, object]) -> 
         knobs_from_dict(engine, dict(values))  # says what is unknown
         known = "; or: ".join(", ".join(f.name for f in dataclasses.fields(one)) or "none" for one in kinds)
         raise GraphValidationError(f"engine {engine.name!r} has no such knobs: {', '.join(values)}; it has: {known}")
-    return Wish(values, kind)
+    return Wish(values, kinds)
 
 
 def _ranged(name: str, values: Sequence[int]) -> knob:

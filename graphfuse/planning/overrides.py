@@ -5,7 +5,7 @@ is planned here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from graphfuse.base.enums import tensor_reordering
@@ -26,13 +26,8 @@ _SHAPED = frozenset({"reshape"})
 """Ops whose output has the shape that the user says, virtual or not: inputs leave it open."""
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """Overrides of a call, entry by entry. strides: None for those that follow from the built graph's."""
-
-    uids: tuple[int, ...]
-    dims: tuple[Shape, ...]
-    strides: tuple[Shape | None, ...]
+Overrides = tuple[tuple[int, Shape, Shape | None], ...]
+"""Of a call: the uid, extents and strides of each tensor. Strides are None where they follow from the built graph's."""
 
 
 def given(uids: object, dims: object, strides: object) -> Overrides:
@@ -58,12 +53,14 @@ def given(uids: object, dims: object, strides: object) -> Overrides:
     if len(set(uids)) != len(uids):
         twice = next(uid for n, uid in enumerate(uids) if uid in uids[:n])
         raise VariantPackError(f"override_uids has {twice} twice; accepted: each uid once")
-    found = tuple(_extents("override_shapes", uid, dim) for uid, dim in zip(uids, dims, strict=True))
-    steps = tuple(
-        _extents("override_strides", uid, stride) or None if stride is not None else None
-        for uid, stride in zip(uids, strides, strict=True)
+    return tuple(
+        (
+            uid,
+            _extents("override_shapes", uid, dim),
+            None if stride is None else _extents("override_strides", uid, stride) or None,
+        )
+        for uid, dim, stride in zip(uids, dims, strides, strict=True)
     )
-    return Overrides(uids, found, steps)
 
 
 def _list(what: str, values: object) -> tuple[Any, ...]:
@@ -93,7 +90,7 @@ def shapes(graph: ir.FrozenGraph, overrides: Overrides) -> dict[int, Placed]:
     bound = {t.uid for t in graph.bound if not t.by_value}
     shaped = {graph.tensors[t].uid for node in graph.nodes if node.op_name in _SHAPED for _, t in node.outputs}
     found: dict[int, Placed] = {}
-    for uid, dim, stride in zip(overrides.uids, overrides.dims, overrides.strides, strict=True):
+    for uid, dim, stride in overrides:
         t = by_uid.get(uid)
         if t is None or uid not in bound | shaped:
             why = "is of no tensor of the graph" if t is None else f"is {t}, {_why_not(t)}"

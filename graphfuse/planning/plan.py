@@ -3,6 +3,7 @@
 `propose` is the whole stage: find every match, ask every engine, choose regions, rank.
 """
 
+import graphlib
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,7 @@ def propose(
         for region in regions:
             for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
                 knows = e.name not in last and e.facts is not Subgraph and isinstance(region.facts, e.facts)
-                if knows and _declined(e, region.facts, nodes, device) is None:
+                if knows and declined(e, region.facts, nodes, device) is None:
                     return e.name
         return None
 
@@ -298,7 +299,7 @@ def answered(
         return []
     about, parts = region.subgraph, []
     try:
-        why = _declined(engine, facts, about, device)
+        why = declined(engine, facts, about, device)
         if why is None:
             proposed = guard.call(engine, about, "propose", engine.propose, facts, device, mode)
             ranked = guard.call(engine, about, "problem", tunings.ranked, engine, facts, device, mode, proposed)
@@ -312,7 +313,8 @@ def answered(
     return parts
 
 
-def _declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+def declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
+    """The engine's first reason against the facts of some nodes; None if it takes them."""
     undeclared = engine.serves.why_not(about)
     return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
 
@@ -324,22 +326,20 @@ def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph,
     blocks = [*regions, *(Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside)]
     owner = {i: n for n, block in enumerate(blocks) for i in block.node_ids}
     needs = [{owner[graph.producer[t]] for t in block.inputs if t in graph.producer} for block in blocks]
-    needed_by: dict[int, list[int]] = {}
-    for n, needed in enumerate(needs):
-        for m in needed:
-            needed_by.setdefault(m, []).append(n)
-    # Kahn's algorithm; among what is ready, the block whose first node comes first.
-    ready = [(block.node_ids[0], n) for n, block in enumerate(blocks) if not needs[n]]
-    heapq.heapify(ready)
+    sorter = graphlib.TopologicalSorter(dict(enumerate(needs)))
+    try:
+        sorter.prepare()
+    except graphlib.CycleError:
+        return None
+    ready: list[tuple[int, int]] = []  # the block whose first node comes first is the first
     order: list[Subgraph] = []
-    while ready:
+    while sorter.is_active():
+        for n in sorter.get_ready():
+            heapq.heappush(ready, (blocks[n].node_ids[0], n))
         _, n = heapq.heappop(ready)
         order.append(blocks[n])
-        for m in needed_by.get(n, ()):
-            needs[m].discard(n)
-            if not needs[m]:
-                heapq.heappush(ready, (blocks[m].node_ids[0], m))
-    return tuple(order) if len(order) == len(blocks) else None
+        sorter.done(n)
+    return tuple(order)
 
 
 def blocks(graph: FrozenGraph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
@@ -393,15 +393,15 @@ def named(
     unique = list(dict.fromkeys(engines))
 
     @cache
-    def declined(engine: Engine, region: Region) -> bool:
+    def refuses(engine: Engine, region: Region) -> bool:
         facts = facts_for(engine, region)
-        return facts is None or _declined(engine, facts, region.subgraph, device) is not None
+        return facts is None or declined(engine, facts, region.subgraph, device) is not None
 
     special = [e for e in unique if e.facts is not Subgraph]
-    served = [r for r in regions if not all(declined(e, r) for e in special)]
+    served = [r for r in regions if not all(refuses(e, r) for e in special)]
     illegal: GraphNotSupportedError | None = None
     for partition in islice(chain(_partitions(graph, served), _partitions(graph, regions)), MOST_PARTITIONS):
-        if len(partition) != len(engines) or any(map(declined, engines, partition)):
+        if len(partition) != len(engines) or any(map(refuses, engines, partition)):
             continue
         try:
             chosen = [Part(region, e, k(region)) for region, e, k in zip(partition, engines, knobs, strict=True)]

@@ -6,7 +6,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
 
 from graphfuse.base.device import EMULATOR, Device
 from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
@@ -28,7 +27,6 @@ from graphfuse.planning import registry as plugins
 from graphfuse.planning.asked import AskedEngines
 from graphfuse.planning.deselected import Deselected
 from graphfuse.planning.kernel_cache import CodeOf, KernelCache
-from graphfuse.planning.numbered import NumberedEngine, numbered
 from graphfuse.planning.plan import Part, Plan, Proposal
 from graphfuse.planning.recipe import Code, Codes, Recipe
 from graphfuse.runtime import device as devices
@@ -82,7 +80,7 @@ class Planner:
         self._pinned: int | None = None
         self._executables: dict[int, Executable | NotBuilt] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
-        self._numbered: tuple[NumberedEngine, ...] | None = None
+        self.asked = AskedEngines(self.graph, self.regions, self.device, self.registry, self._sound_engines)
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
@@ -114,20 +112,16 @@ class Planner:
             known = {p.name for p in self.plans}
             self.plans += [p for p in proposal.plans if p.name not in known]
         if not self.plans:
-            raise GraphNotSupportedError(self._no_plan("no engine can run it"))
+            raise GraphNotSupportedError(self.no_plan("no engine can run it"))
 
     def _sound_engines(self) -> list[Engine]:
-        """Engines that can be asked: none that has failed."""
-        return [e for e in self.registry.engines if self._has_sound_table(e) and e.name not in self._deselected.failed]
-
-    def _has_sound_table(self, engine: Engine) -> bool:
-        """True if an engine's table of tuned knobs can be read; where it cannot, an installed engine is left out."""
-        try:
-            guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
-        except PluginError as error:
-            self._leave_out(engine, error)
-            return False
-        return True
+        """Engines that can be asked: none that has failed, or whose table of tuned knobs cannot be read."""
+        for engine in self.registry.engines:
+            try:
+                guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
+            except PluginError as error:
+                self._leave_out(engine, error)
+        return [e for e in self.registry.engines if e.name not in self._deselected.failed]
 
     def _leave_out(self, engine: Engine, error: Exception) -> None:
         """Do without an installed engine that failed; of any other the error is raised."""
@@ -136,18 +130,6 @@ class Planner:
             self._deselected = dataclasses.replace(
                 self._deselected, failed={**self._deselected.failed, engine.name: why}
             )
-
-    @property
-    def asked(self) -> AskedEngines:
-        """Engines as users ask for them."""
-        return AskedEngines(self.graph, self.regions, self.device, self.registry, lambda: self.numbered)
-
-    @property
-    def numbered(self) -> tuple[NumberedEngine, ...]:
-        """Engines that take some of the graph, by number."""
-        if self._numbered is None:
-            self._numbered = numbered(self.graph, self.regions, self._sound_engines(), self.asked.proposals)
-        return self._numbered
 
     def append(self, engine: object, knobs: object) -> int:
         """Add the plan that an engine and its knobs name; its index is returned."""
@@ -191,7 +173,7 @@ class Planner:
         if not self.plans:
             raise GraphStateError(f"graph {self.graph.name!r}: call create_execution_plans() first")
         if all(self.barred(p) for p in self.plans):
-            raise GraphNotSupportedError(self._no_plan("every plan is deselected or cannot be prepared"))
+            raise GraphNotSupportedError(self.no_plan("every plan is deselected or cannot be prepared"))
 
     def build(self, policy: build_plan_policy) -> None:
         """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
@@ -215,7 +197,7 @@ class Planner:
             found = [*errors.values()]
             if len(found) == 1:
                 raise found[0]
-            raise GraphNotSupportedError(self._no_plan("no plan can be prepared")) from found[0]
+            raise GraphNotSupportedError(self.no_plan("no plan can be prepared")) from found[0]
         if policy is build_plan_policy.ALL:
             with kernels.compilers(self.device) as pool:
                 rest = [*left]
@@ -292,9 +274,15 @@ class Planner:
     def _build(self, index: int, code_of: CodeOf | None = None) -> None:
         if index in self._executables:
             return
-        p, (codes, code_of) = self.plans[index], kernels.kept(code_of or self._code_of)
+        p, found = self.plans[index], code_of or self._code_of
+        codes: list[Code] = []
+
+        def kept(source: str, entry: str, name: str, device: Device) -> Code:
+            codes.append(found(source, entry, name, device))
+            return codes[-1]
+
         try:
-            prepared = [self._prepared(part, code_of) for part in p.parts]
+            prepared = [self._prepared(part, kept) for part in p.parts]
             needs = [work.workspace_bytes for work in prepared]
             if needs != [part.outline.workspace_bytes for part in p.parts]:
                 p = plan.assemble(self.graph, p.parts, self.device, needs)
@@ -321,13 +309,17 @@ class Planner:
         return Executable(
             self.graph,
             parts,
-            lambda: Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed),
+            functools.partial(self.binder, p),
             self._undependable(p, prepared),
         )
 
+    def binder(self, p: Plan) -> Binder:
+        """Object that finds and checks the buffers of a plan."""
+        return Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed)
+
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
         try:
-            return kernels.prepare(part, self.device, code_of, kernels.loaded if self.device.here else kernels.unloaded)
+            return kernels.prepare(part, self.device, code_of)
         except (PluginError, KernelCompileError) as error:
             self._leave_out(part.engine, error)
             raise
@@ -346,17 +338,11 @@ class Planner:
                 )
         return None
 
-    def execute(
-        self, index: int | None, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
-    ) -> None:
-        """Run a built plan, the selected one if index is None. check: called with a pack unless one like it was
-        accepted before; raises."""
-        self.run(self.executable(index), variant_pack, workspace, handle, dependent, check)
-
     def run(
         self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
     ) -> None:
-        """Run a plan of this graph, whatever its shapes. check: as of ``execute``."""
+        """Run a plan of this graph, whatever its shapes. check: called with a pack unless one like it was accepted
+        before; raises."""
         stream = self.stream() if handle is None else self.stream_of(handle)
         if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
@@ -375,16 +361,17 @@ class Planner:
     def executable(self, index: int | None = None) -> Executable:
         """A built plan's, the selected one's if index is None; GraphStateError if it is not built, DeviceError if it is
         for a device that is not here."""
-        found = self._executables.get(self.chosen if index is None else index) or self._not_built(index)
+        index = self.selected() if index is None else index
+        found = self._executables.get(index)
+        if found is None:
+            name = self.at(index).name
+            raise GraphStateError(f"plan {index} ({name}) is not built; call build_plan_at_index({index})")
         self.device.check_here(self.graph.name)
         assert isinstance(found, Executable)
         return found
 
-    def _not_built(self, index: int | None) -> NoReturn:
-        index = self.selected() if index is None else index
-        raise GraphStateError(f"plan {index} ({self.at(index).name}) is not built; call build_plan_at_index({index})")
-
-    def _no_plan(self, what: str) -> str:
+    def no_plan(self, what: str) -> str:
+        """Error of a graph without a plan: `what`, and all that engines, patterns and plans have against it."""
         place = self.device if self.device.here else self.device.described
         lines = [f"graph {self.graph.name!r} on {place}: {what}"]
         for proposal in self.proposals:
@@ -394,7 +381,7 @@ class Planner:
         missed = plan.unmatched(self.graph, self.regions, self.declined)
         lines += [f"  no pattern matches {self.graph.nodes[i].name}" for i in missed]
         lines += [f"  {line}" for line in self.left_out]
-        lines += [f" plan {p.name}: {self.barred(p)}" for p in self.plans]
+        lines += [f" plan {p.name}: {why}" for p in self.plans if (why := self.barred(p))]
         if heur_mode.FALLBACK not in (proposal.mode for proposal in self.proposals):
             lines.append(" mode FALLBACK was not asked: there the reference engine runs every valid graph")
         if not self.device.runs_kernels:

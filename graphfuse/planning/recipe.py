@@ -145,7 +145,7 @@ def _part(
         kind, served = type(region.facts).__name__, engine.facts.__name__
         raise SerializedError(f"{where}: engine {one.engine!r} does not serve {kind}; it serves {served}")
     part = Part(region, engine, _knobs(where, engine, one.knobs))
-    why = engine.serves.why_not(about) or guard.call(engine, about, "why_not", engine.why_not, facts, device)
+    why = plan.declined(engine, facts, about, device)
     why = why or guard.call(engine, about, "illegal", engine.illegal, facts, part.knobs, device)
     if why:
         raise SerializedError(f"{where}: engine {one.engine!r} cannot run {part.name} on {device}: {why}")

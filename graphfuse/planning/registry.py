@@ -184,7 +184,9 @@ def _installed(wanted: bool, libraries: bool | None) -> Registry:
             if item is not None and any(item is known for known in found[kind]):
                 continue  # offered twice
             if item is not None and why is None:
-                why = _clash(item, where, [*found[kind], *known[kind]], origins)
+                same = next((other for other in (*found[kind], *known[kind]) if other.name == item.name), None)
+                if same is not None:
+                    why = f"{origins[id(same)]} has one of that name, and names must differ; {where} comes later"
             name = item.name if item is not None and kind.fault(item) is None else entry.name
             if why is None:
                 found[kind].append(item)
@@ -240,13 +242,6 @@ def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, s
             yield None, f"{where} must give {kind.of.__name__} objects, got {shown(item)}"
         else:
             yield item, kind.fault(item)
-
-
-def _clash(item: object, where: Origin, found: list, origins: Mapping[int, Origin]) -> str | None:
-    for known in found:
-        if known.name == item.name:
-            return f"{origins[id(known)]} has one of that name, and names must differ; {where} comes later"
-    return None
 
 
 def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, first_party: tuple = ()) -> tuple:

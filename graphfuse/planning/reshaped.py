@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from graphfuse.base.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.contract.engine import NoKnobs
-from graphfuse.contract.match import Region
 from graphfuse.contract.row_counts import joined, row_class
 from graphfuse.op_graph import ir
 from graphfuse.op_graph.lower import lower
@@ -49,7 +48,7 @@ class Reshaped:
         self._built_class = functools.lru_cache(maxsize=CLASSES_KEPT)(self._executable_of_class)
 
     def _made(self, overrides: Overrides) -> Executable:
-        frozen, uids = self._graph(overrides), set(overrides.uids)
+        frozen, uids = self._graph(overrides), {uid for uid, *_ in overrides}
         graph = lower(frozen)
         roomy, device = frozenset(t.id for t in graph.bound if t.uid in uids), self._planner.device
 
@@ -107,7 +106,8 @@ class Reshaped:
             made = self._graph(overrides)
         except VariantPackError:
             return False
-        return all(t.dim == self._built.tensors[t.id].dim for t in made.bound if t.uid not in overrides.uids)
+        uids = {uid for uid, *_ in overrides}
+        return all(t.dim == self._built.tensors[t.id].dim for t in made.bound if t.uid not in uids)
 
     def _like(self, planner: Planner, model: Plan) -> Plan:
         """The best plan with the engines of another for the same nodes; where there is none, that with its knobs, too,
@@ -137,10 +137,9 @@ def _row(t: ir.FrozenTensor, leading: int) -> int | None:
 def _at(changed: list[ir.FrozenTensor], leading: int, rows: list[int | None], count: int) -> Overrides:
     """These tensors with so many slices, the counted axes joined to the last of them."""
     ones = leading - 1
-    return Overrides(
-        tuple(t.uid for t in changed),
-        tuple((*(1,) * ones, count, *t.dim[leading:]) for t in changed),
-        tuple((*(count * row,) * ones, row, *t.stride[leading:]) for t, row in zip(changed, rows, strict=True)),
+    return tuple(
+        (t.uid, (*(1,) * ones, count, *t.dim[leading:]), (*(count * row,) * ones, row, *t.stride[leading:]))
+        for t, row in zip(changed, rows, strict=True)
     )
 
 
@@ -159,9 +158,6 @@ def _alike(planner: Planner, model: Plan) -> Plan | None:
 
 def _named(planner: Planner, model: Plan) -> Plan:
     """Plan of the planner's graph with the engines and knobs of another."""
-    engines, knobs = [part.engine for part in model.parts], [_always(part.knobs) for part in model.parts]
+    engines = [part.engine for part in model.parts]
+    knobs = [lambda region, own=part.knobs: own for part in model.parts]
     return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)
-
-
-def _always(knobs: object) -> Callable[[Region], object]:
-    return lambda region: knobs

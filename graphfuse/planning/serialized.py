@@ -43,9 +43,9 @@ class Serialized:
 
     def to_bytes(self, key: bytes | None = None) -> bytes:
         """key: for a digest that only who has it can make."""
-        kernels = None if self.codes is None else [_described(code) for code in self.codes]
+        kernels = [{"name": c.name, "entry": c.entry, "source": c.source} for c in self.codes or ()]
         plans = [[part.to_data() for part in plan] for plan in self.plans]
-        head = {**vars(self), "plans": plans, "codes": kernels}
+        head = {**vars(self), "plans": plans, "codes": None if self.codes is None else kernels}
         cubins = [code.cubin for code in self.codes or ()]
         return sealed.seal(json_values.text(head).encode(), cubins, key)
 
@@ -110,10 +110,6 @@ def of(
         selected=selected,
         codes=None if codes is None else tuple(dict.fromkeys(codes)),  # plans share kernels
     )
-
-
-def _described(code: Code) -> dict[str, object]:
-    return {"name": code.name, "entry": code.entry, "source": code.source}
 
 
 def _plan(where: str, parts: object) -> Recipe:

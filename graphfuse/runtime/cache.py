@@ -94,23 +94,19 @@ def cubin(source: str, arch: str, name: str) -> bytes:
     """
     digest = key(source, arch, name, nvrtc.needs(source))
     with _lock:
-        found = _recall(digest)
-        if found is not None:
-            return found
         key_lock = _key_locks.setdefault(digest, threading.Lock())
     try:
-        with key_lock:
-            with _lock:  # where another thread was first, its result is in memory now
-                found = _recall(digest)
-            if found is not None:
-                return found
-            found, came = _read(digest), "disk_hits"
+        with key_lock:  # where another thread was first, its result is in memory now
+            found, came = _kernels.get(digest), "memory_hits"
+            if found is None:
+                found, came = _read(digest), "disk_hits"
             if found is None:
                 found, came = nvrtc.compile(source, arch, name), "compiled"
                 # Loading may have passed over a broken NVRTC for another: store under what was used.
                 _write(key(source, arch, name, nvrtc.needs(source)), found)
             with _lock:
                 _kernels[digest] = found
+                _kernels.move_to_end(digest)
                 while len(_kernels) > KEPT_KERNELS:
                     _kernels.popitem(last=False)
                 _counts[came] += 1
@@ -118,15 +114,6 @@ def cubin(source: str, arch: str, name: str) -> bytes:
     finally:
         with _lock:
             _key_locks.pop(digest, None)
-
-
-def _recall(digest: bytes) -> bytes | None:
-    """Cubin that memory holds; for callers that hold `_lock`."""
-    found = _kernels.get(digest)
-    if found is not None:
-        _kernels.move_to_end(digest)
-        _counts["memory_hits"] += 1
-    return found
 
 
 def _read(digest: bytes) -> bytes | None:

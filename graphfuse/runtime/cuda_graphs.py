@@ -7,7 +7,8 @@ same order.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+
+from cuda.bindings import driver
 
 from graphfuse.base.device import Device
 from graphfuse.base.errors import GraphStateError
@@ -21,8 +22,6 @@ Start = Callable[[int], None]
 def populate(graph: int, device: Device, start: Start) -> None:
     """Put the work into a graph without nodes. GraphStateError where it has some, DeviceError with what the driver
     reports; the graph may then hold a part of the work."""
-    from cuda.bindings import driver
-
     with devices.current(device.ordinal):
         handle = driver.CUgraph(graph)
         error, *_, count = driver.cuGraphGetNodes(handle, 0)
@@ -41,8 +40,6 @@ def update(graph: int, device: Device, start: Start) -> None:
     GraphStateError, with nothing changed, where the graph has other nodes than this plan has. Executable graphs that
     were made of it change as the driver is told (cuGraphExecUpdate, cuGraphExecChildGraphNodeSetParams).
     """
-    from cuda.bindings import driver
-
     with devices.current(device.ordinal), _new() as fresh:
         _capture(fresh, device, start)
         given, wanted = _chain(driver.CUgraph(graph)), _chain(fresh)
@@ -52,7 +49,7 @@ def update(graph: int, device: Device, start: Start) -> None:
                 "a graph that populate_cuda_graph filled from the same plan, or its copy as a child node"
             )
         for node, other in zip(given, wanted, strict=True):
-            _, get, set_ = _ways(driver)[_type(node)]
+            _, get, set_ = _WAYS[_type(node)]
             error, parameters = get(other)
             devices.check(error, "reading a node of a CUDA graph")
             (error,) = set_(node, parameters)
@@ -61,8 +58,6 @@ def update(graph: int, device: Device, start: Start) -> None:
 
 @contextlib.contextmanager
 def _new() -> Iterator[object]:
-    from cuda.bindings import driver
-
     error, graph = driver.cuGraphCreate(0)
     devices.check(error, "making a CUDA graph")
     try:
@@ -72,8 +67,6 @@ def _new() -> Iterator[object]:
 
 
 def _capture(graph: object, device: Device, start: Start) -> None:
-    from cuda.bindings import driver
-
     error, stream = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     devices.check(error, f"making a stream on {device}")
     try:
@@ -92,8 +85,6 @@ def _capture(graph: object, device: Device, start: Start) -> None:
 
 def _chain(graph: object) -> list[object]:
     """The nodes in the order in which they run; GraphStateError where that is not one after the other."""
-    from cuda.bindings import driver
-
     error, *_, count = driver.cuGraphGetNodes(graph, 0)
     devices.check(error, "reading a CUDA graph")
     if not count:
@@ -122,8 +113,6 @@ def _chain(graph: object) -> list[object]:
 
 
 def _type(node: object) -> int:
-    from cuda.bindings import driver
-
     error, kind = driver.cuGraphNodeGetType(node)
     devices.check(error, "reading a node of a CUDA graph")
     return int(kind)
@@ -131,29 +120,25 @@ def _type(node: object) -> int:
 
 def _kind(node: object) -> tuple[int, int | None]:
     """Identity of a node: its type, and of a kernel's the function."""
-    from cuda.bindings import driver
-
     kind = _type(node)
-    if kind not in _ways(driver):
+    if kind not in _WAYS:
         return kind, None
-    of, get, _ = _ways(driver)[kind]
+    of, get, _ = _WAYS[kind]
     error, parameters = get(node)
     devices.check(error, "reading a node of a CUDA graph")
     return kind, of(parameters)
 
 
-def _ways(driver: Any) -> dict[int, tuple[Callable[..., Any], ...]]:
-    """Functions by type of node that plans have: its own, and those that read and write its parameters."""
-    types = driver.CUgraphNodeType
-    return {
-        int(types.CU_GRAPH_NODE_TYPE_KERNEL): (
-            lambda parameters: int(parameters.func),
-            driver.cuGraphKernelNodeGetParams,
-            driver.cuGraphKernelNodeSetParams,
-        ),
-        int(types.CU_GRAPH_NODE_TYPE_MEMSET): (
-            lambda parameters: None,
-            driver.cuGraphMemsetNodeGetParams,
-            driver.cuGraphMemsetNodeSetParams,
-        ),
-    }
+_WAYS: dict[int, tuple[Callable[..., object], ...]] = {
+    int(driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL): (
+        lambda parameters: int(parameters.func),
+        driver.cuGraphKernelNodeGetParams,
+        driver.cuGraphKernelNodeSetParams,
+    ),
+    int(driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET): (
+        lambda parameters: None,
+        driver.cuGraphMemsetNodeGetParams,
+        driver.cuGraphMemsetNodeSetParams,
+    ),
+}
+"""Functions by type of node that plans have: its own, and those that read and write its parameters."""

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cuda.bindings import driver
+
 from graphfuse.base.device import Device
 from graphfuse.base.errors import DeviceError
 from graphfuse.contract import engine
@@ -44,13 +46,10 @@ class LoadedKernel:
     """
 
     def __init__(self, code: object, entry: str, device: Device, function: object):
-        from cuda.bindings import driver
-
         self.entry = entry
         self.device = device
         self.function = function
         self._code = code  # keeps the library loaded
-        self._driver = driver
         self._context_address = int(devices.context(device.ordinal))
         self._shared_limit = 0
         self._lock = threading.Lock()
@@ -80,17 +79,15 @@ class LoadedKernel:
         touched CUDA, or one whose current device is another - the driver refuses it. To ask for the
         current context before each launch would cost a tenth of the launch.
         """
-        _, now = self._driver.cuCtxGetCurrent()
+        _, now = driver.cuCtxGetCurrent()
         if int(now) != self._context_address:
             with devices.current(self.device.ordinal):
                 error = start()
-        devices.check(
-            self._driver.CUresult(error), f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}"
-        )
+        devices.check(driver.CUresult(error), f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}")
 
     def _allow(self, launch: engine.Launch) -> None:
         """Opt in to more shared memory than every block gets, and to large clusters."""
-        attribute = self._driver.CUfunction_attribute
+        attribute = driver.CUfunction_attribute
         with self._lock:
             if launch.shared_bytes > self._shared_limit:
                 if launch.shared_bytes + self.resources.shared_bytes > _STATIC_LIMIT:
@@ -102,7 +99,7 @@ class LoadedKernel:
     def resident_clusters(self, launch: engine.Launch, config: object) -> int:
         """Number of clusters of a launch that the device holds at once, which depends on how its SMs are grouped."""
         with devices.current(self.device.ordinal):
-            error, count = self._driver.cuOccupancyMaxActiveClusters(self.function, config)
+            error, count = driver.cuOccupancyMaxActiveClusters(self.function, config)
         devices.check(
             error, f"asking how much of {_shape(launch)} of kernel {self.entry!r} {self.device} holds at once"
         )
@@ -111,13 +108,13 @@ class LoadedKernel:
         return count
 
     def _get(self, attribute: object) -> int:
-        error, value = self._driver.cuFuncGetAttribute(attribute, self.function)
+        error, value = driver.cuFuncGetAttribute(attribute, self.function)
         devices.check(error, f"reading {attribute.name} of kernel {self.entry!r} on {self.device}")
         return value
 
     def _set(self, attribute: object, value: int, launch: engine.Launch) -> None:
         with devices.current(self.device.ordinal):
-            (error,) = self._driver.cuFuncSetAttribute(self.function, attribute, value)
+            (error,) = driver.cuFuncSetAttribute(self.function, attribute, value)
         devices.check(error, f"preparing kernel {self.entry!r} on {self.device} for {_shape(launch)}")
 
 
@@ -131,8 +128,6 @@ class Launcher:
     """
 
     def __init__(self, kernel: LoadedKernel, launch: engine.Launch, dependent: bool):
-        from cuda.bindings import driver
-
         self.packing = Packing(launch)
         self.function = int(kernel.function)
         self.launch = _driver_launch()
@@ -140,7 +135,6 @@ class Launcher:
         self._kernel = kernel
         self._launch = launch
         self._dependent = dependent
-        self._driver = driver
         self._most = None  # CTAs, where the device may hold fewer than the launch has
         if launch.cooperative and launch.cluster != 1 and launch.grid:
             self._most = launch.cluster * kernel.resident_clusters(launch, self._config(0, cooperative=False))
@@ -166,7 +160,7 @@ class Launcher:
         # The default stream is that of the current device.
         with devices.current(self._kernel.device.ordinal):
             for address in addresses:
-                (error,) = self._driver.cuMemsetD32Async(address, 0, 1, stream)
+                (error,) = driver.cuMemsetD32Async(address, 0, 1, stream)
                 devices.check(error, f"clearing 4 bytes for kernel {self._kernel.entry!r} on {self._kernel.device}")
 
     def refused(self, error: int, block: Block) -> None:
@@ -177,7 +171,7 @@ class Launcher:
         return grid if self._most is None else min(grid, self._most)
 
     def _config(self, stream: int, cooperative: bool) -> object:
-        launch, driver = self._launch, self._driver
+        launch = self._launch
         kinds = driver.CUlaunchAttributeID
         attributes = []
         config = driver.CUlaunchConfig()
@@ -199,7 +193,7 @@ class Launcher:
             value.programmaticStreamSerializationAllowed = 1
             attributes.append((kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
         if attributes:
-            config.attrs = [_attribute(driver, *pair) for pair in attributes]
+            config.attrs = [_attribute(*pair) for pair in attributes]
             config.numAttrs = len(attributes)
         return config
 
@@ -220,8 +214,6 @@ class _Arguments:
 @functools.cache
 def _driver_launch() -> Callable[[int, int, int, None], int]:
     """cuLaunchKernelEx by its address: cuda.bindings' wrapper of it takes a quarter of a microsecond more."""
-    from cuda.bindings import driver
-
     version = 12000  # whose form of it this is
     flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
     error, address, _ = driver.cuGetProcAddress(b"cuLaunchKernelEx", version, flags)
@@ -246,14 +238,12 @@ def load(cubin: bytes, entry: str, device: Device) -> LoadedKernel:
             kernel = int(code.get_kernel(entry).handle)
         except Exception as error:  # cuda.core's CUDAError, which it does not export
             raise DeviceError(f"loading kernel {entry!r} on {device} ({device.arch}): {error}") from None
-        from cuda.bindings import driver
-
         error, function = driver.cuKernelGetFunction(driver.CUkernel(kernel))
         devices.check(error, f"loading kernel {entry!r} on {device}")
         return LoadedKernel(code, entry, device, function)
 
 
-def _attribute(driver, kind: object, value: object) -> object:
+def _attribute(kind: object, value: object) -> object:
     attribute = driver.CUlaunchAttribute()
     attribute.id, attribute.value = kind, value
     return attribute

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
@@ -50,10 +51,9 @@ def storage(tensor: FrozenTensor) -> Storage:
         return Storage(dim, tensor.stride, tensor.dtype.bits // 8)
     if tensor.dtype is not data_type.FP4_E2M1:
         return Storage(tensor.dim, tensor.stride, tensor.dtype.bits // 8)
-    axes = [a for a, (e, s) in enumerate(zip(tensor.dim, tensor.stride, strict=True)) if s == 1 and e > 1]
-    if tensor.elements == 0 and not axes:
+    axis = tensor.packed_axis
+    if tensor.elements == 0 and axis is None:
         return Storage(tensor.dim, tensor.stride, 1)
-    axis = axes[0] if axes else None
     others = [s for a, s in enumerate(tensor.stride) if a != axis and tensor.dim[a] > 1]
     if axis is None or tensor.dim[axis] % 2 or any(s % 2 for s in others):
         raise VariantPackError(
@@ -93,24 +93,15 @@ def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
         return True
 
 
-class _View:
-    """Memory at an address for numpy to reason about; nothing ever reads or writes it."""
-
-    def __init__(self, interface: dict):
-        self.__array_interface__ = interface
-
-
 def _view(stored: Storage, address: int):
+    """Memory at an address for numpy to reason about; nothing ever reads or writes it."""
     import numpy
 
-    return numpy.asarray(
-        _View(
-            {
-                "version": 3,
-                "typestr": f"|V{stored.itemsize}",
-                "shape": stored.dim,
-                "strides": tuple(s * stored.itemsize for s in stored.stride),
-                "data": (address, False),
-            }
-        )
-    )
+    interface = {
+        "version": 3,
+        "typestr": f"|V{stored.itemsize}",
+        "shape": stored.dim,
+        "strides": tuple(s * stored.itemsize for s in stored.stride),
+        "data": (address, False),
+    }
+    return numpy.asarray(SimpleNamespace(__array_interface__=interface))

@@ -104,13 +104,13 @@ def with_headers(toolkit: Toolkit) -> Toolkit:
     tried: list[str] = []
     named, system = _places(settings.toolkit_roots(), _wheel_roots(), tried)
     for origin, root in named:
-        if found := _headers_in(origin, root, tried):
-            return replace(toolkit, include_dirs=found[0], include_version=found[1])
+        if found := _with_headers_in(toolkit, origin, root, tried):
+            return found
     if _has_bundled_headers(load()):
         return replace(load(), bundled=True)
     tried.append(f"NVRTC {toolkit.version} ({toolkit.nvrtc}): carries no headers of its own, or cuda.core is too old")
-    if found := _headers_in(*system, tried):
-        return replace(toolkit, include_dirs=found[0], include_version=found[1])
+    if found := _with_headers_in(toolkit, *system, tried):
+        return found
     raise _not_found("the source includes headers, and no CUDA headers were found", tried)
 
 
@@ -199,7 +199,7 @@ def _foreign(path: Path) -> str | None:
     return f"{path.name} is truncated" if size < sections + each * number else None
 
 
-def _headers_in(origin: str, root: Path, tried: list[str]) -> tuple[tuple[Path, ...], int] | None:
+def _with_headers_in(toolkit: Toolkit, origin: str, root: Path, tried: list[str]) -> Toolkit | None:
     major = _wanted_major()
     targets = sorted(root.glob("targets/*/include"))
     own = _TARGETS.get(platform.machine(), ())
@@ -216,7 +216,8 @@ def _headers_in(origin: str, root: Path, tried: list[str]) -> tuple[tuple[Path, 
         if version // 1000 == major:
             # Where CUDA 13 keeps cuda/std and cub, and where wheels for CUDA 12 have those and crt/.
             beside = (folder / "cccl", *(root.parent / wheel / "include" for wheel in ("cuda_cccl", "cuda_nvcc")))
-            return (folder, *(path for path in beside if path.is_dir())), version
+            folders = (folder, *(path for path in beside if path.is_dir()))
+            return replace(toolkit, include_dirs=folders, include_version=version)
         reason = f"its cuda.h is of CUDA {version // 1000}, NVRTC of CUDA {major}"
     tried.append(f"{origin} ({root}): {reason}")
     return None

@@ -84,14 +84,10 @@ class Binder:
         read = [t for t in arrays if t.id not in self.outputs and t.elements]
         self.occupied = (*read, *made)
         self.conflicts = tuple(
-            (o, i, self._conflict(o, i, (i.id, o.id) in in_place))
+            (o, i, Conflict(self.storages[o.id], self.storages[i.id], (i.id, o.id) in in_place, o.dtype is i.dtype))
             for n, o in enumerate(made)
             for i in (*read, *made[:n])
         )
-
-    def _conflict(self, made: FrozenTensor, other: FrozenTensor, in_place: bool) -> Conflict:
-        one, two = self.storages[made.id], self.storages[other.id]
-        return Conflict(one, two, in_place, made.dtype is other.dtype)
 
     def bind(self, pack: Mapping[object, object], workspace: object) -> Bindings:
         """Check a variant pack and return where everything is.

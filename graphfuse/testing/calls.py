@@ -30,7 +30,8 @@ def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> s
         index = _planned(planner, one)
         planner.build_at(index)
         workspace = torch.empty(planner.at(index).workspace_bytes, dtype=torch.uint8, device=where)
-        planner.execute(index, pack, workspace if workspace.numel() else None, None, False, lambda pack: None)
+        memory = workspace if workspace.numel() else None
+        planner.run(planner.executable(index), pack, memory, None, False, lambda pack: None)
         if one.device.kind == "cuda":
             torch.cuda.synchronize(one.device.ordinal)
     except GraphfuseError as error:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from graphfuse.base.device import ARCHES, CPU, EMULATOR, Device, for_arch
-from graphfuse.base.errors import KernelCompileError, PluginError, ToolkitNotFoundError
+from graphfuse.base.errors import DeviceError, KernelCompileError, PluginError, ToolkitNotFoundError
 from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
+from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing import calls, gradients, kernels, timing
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
@@ -56,8 +57,8 @@ def check(
     import torch
 
     chips = [for_arch(arch) for arch in architectures]
-    if benchmark:
-        timing.need_gpu()
+    if benchmark and (reason := gpu_needed("check(benchmark=True)")):
+        raise DeviceError(reason)
     subject = subject_of(what, graphs)
     run = _Run()
     every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
@@ -67,17 +68,15 @@ def check(
     light = [one for one in on_emulator if kernels.light(one)]
     by_source, rest = _by_source(light, programs, problems)
     called = [one for one in ordered if not kernels.emulated(one)][:problems]
-    run.covered(subject, [one for group in by_source.values() for one in group] + called, every)
-    note = f"{counted(rest, 'further kernel')} left out: programs={programs}" if rest else ""
-    if len(light) < len(on_emulator):
-        heavy = counted(len(on_emulator) - len(light), "problem")
-        heavy += f" of more than {kernels.MOST_THREADS} threads left out"
-        note = "; ".join(filter(None, (note, heavy)))
+    chosen = [one for group in by_source.values() for one in group]
+    run.covered(subject, chosen + called, every)
+    heavy = counted(len(on_emulator) - len(light), "problem")
     bad = run.stage(
         "values, AddressSanitizer",
-        [one for group in by_source.values() for one in group],
+        chosen,
         lambda one: kernels.fault(torch, one, Build.ADDRESS, tolerance, seed),
-        note,
+        f"{counted(rest, 'further kernel')} left out: programs={programs}" if rest else "",
+        f"{heavy} of more than {kernels.MOST_THREADS} threads left out" if len(light) < len(on_emulator) else "",
     )
     small = [min(group, key=lambda one: abs(one.elements - _SMALL // 8)) for group in by_source.values()]
     racing = [one for one in small if one.elements <= _SMALL and not bad]
@@ -126,9 +125,9 @@ class _Run:
         return Report(subject.name, tuple(self.lines), tuple(self.findings), dict(self.declined))
 
     def stage(
-        self, name: str, problems: Sequence[_Named], fault: Callable[[_Named], str | None], note: str = ""
+        self, name: str, problems: Sequence[_Named], fault: Callable[[_Named], str | None], *notes: str
     ) -> list[_Named]:
-        """Look at each problem until enough are wrong; those that are."""
+        """Look at each problem until enough are wrong; those that are. notes: on what was left out."""
         wrong: list[_Named] = []
         done = 0
         for one in problems:
@@ -140,7 +139,7 @@ class _Run:
             if len(wrong) == _ENOUGH:
                 break
         stopped = f"stopped after {_ENOUGH} mistakes" if done < len(problems) else ""
-        self.lines.append(Line(name, done - len(wrong), len(wrong), "; ".join(filter(None, (stopped, note)))))
+        self.lines.append(Line(name, done - len(wrong), len(wrong), "; ".join(filter(None, (stopped, *notes)))))
         return wrong
 
     def planned(
@@ -235,9 +234,7 @@ class _Run:
         self.lines.append(Line(name, good, bad, f"{archs}; at most {most} registers"))
 
     def timed(self, torch, subject: Subject) -> None:
-        rows = timing.timed(torch, subject)
-        for row in rows:
-            self.lines.append(Line("benchmark", 1, 0, row))
+        self.lines += [Line("benchmark", 1, 0, row) for row in timing.timed(torch, subject)]
 
 
 def _declared(engine: Engine) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphfuse.base.errors import CheckFailedError
+from graphfuse.base.wording import in_columns
 
 _SHOWN = 8  # findings and reasons that are printed in full
 
@@ -50,13 +51,8 @@ class Report:
         return self.ok
 
     def __str__(self) -> str:
-        rows = [("stage", "passed", "failed", "")]
-        rows += [(line.stage, str(line.passed), str(line.failed), line.note) for line in self.lines]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        text = [f"{self.subject}: {'passed' if self.ok else 'FAILED'}"]
-        for stage, passed, failed, note in rows:
-            cells = (stage.ljust(widths[0]), passed.rjust(widths[1]), failed.rjust(widths[2]), note)
-            text.append("  ".join(cells).rstrip())
+        rows = [("stage", "passed", "failed", ""), *((o.stage, o.passed, o.failed, o.note) for o in self.lines)]
+        text = [f"{self.subject}: {'passed' if self.ok else 'FAILED'}", *in_columns(rows, right=(1, 2))]
         text += [str(finding) for finding in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:
             text.append(f"and {len(self.findings) - _SHOWN} more")

@@ -1,6 +1,6 @@
 """What is checked: engines, patterns, and the graphs that problems are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphfuse.api import pygraph
@@ -17,7 +17,8 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Subject:
-    """name: in words. registry: what planning may use, nothing of it forgiven. engines: those that are checked."""
+    """name: in words. registry: what planning may use; it has no origins, so that what goes wrong in a plug-in is
+    raised, and not left out. engines: those that are checked."""
 
     name: str
     registry: Registry
@@ -37,7 +38,7 @@ def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
     if isinstance(what, pygraph):
         known = plugins.installed()
         checked = tuple(e for e in known.engines if e.name != REFERENCE)
-        return Subject(f"graph {what.name!r}", _strict(known.patterns, known.engines), checked, (given(what),))
+        return Subject(f"graph {what.name!r}", Registry(known.patterns, known.engines), checked, (given(what),))
     parts = _parts(what)
     passed_patterns = tuple(p for p in parts if isinstance(p, Pattern))
     passed_engines = tuple(e for e in parts if isinstance(e, Engine))
@@ -45,13 +46,8 @@ def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
     checked = passed_engines or tuple(e for e in known.engines if e.facts is not Subgraph)
     patterns = passed_patterns or known.patterns
     name = ", ".join(f"{'pattern' if isinstance(p, Pattern) else 'engine'} {p.name!r}" for p in parts)
-    bases = tuple(map(given, graphs)) or tuple(_drawn(patterns))
-    return Subject(name, _strict(patterns, known.engines), checked, bases)
-
-
-def _drawn(patterns: Sequence[Pattern]) -> Iterator[SampleGraph]:
-    for pattern in patterns:
-        yield from drawings(pattern)
+    bases = tuple(map(given, graphs)) or tuple(drawing for pattern in patterns for drawing in drawings(pattern))
+    return Subject(name, Registry(patterns, known.engines), checked, bases)
 
 
 def _parts(what: object) -> tuple[Pattern | Engine, ...]:
@@ -71,8 +67,3 @@ def _parts(what: object) -> tuple[Pattern | Engine, ...]:
             f"got {what!r}"
         )
     return flat
-
-
-def _strict(patterns: tuple[Pattern, ...], engines: tuple[Engine, ...]) -> Registry:
-    """Without origins: what goes wrong in a plug-in is raised, not left out."""
-    return Registry(patterns, engines)

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphfuse.base.device import Device
-from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Engine
 from graphfuse.planning import plan
+from graphfuse.planning.numbered import widest
 from graphfuse.planning.plan import Part
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.variants import CheckCase
-
-_MODES = (heur_mode.B, heur_mode.OPENSOURCE, heur_mode.A, heur_mode.FALLBACK)
-"""The widest first: B proposes most knobs."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,8 @@ def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) 
     for engine in subject.engines:
         if engine.emulated and device.kind == "cpu":
             continue  # kernels run on the emulator
-        mode = next(m for m in _MODES if m in engine.modes)
         others = [e for e in reference if e is not engine]
-        proposal = plan.propose(case.graph, regions, [engine, *others], device, mode)
+        proposal = plan.propose(case.graph, regions, [engine, *others], device, widest(engine))
         parts = dict.fromkeys(part for p in proposal.plans for part in p.parts if part.engine is engine)
         if not parts:
             said = [f"{v.engine}: {_aside(str(v.why))}" for v in proposal.verdicts if v.why and v.engine != REFERENCE]

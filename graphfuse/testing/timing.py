@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from graphfuse.base.errors import DeviceError
 from graphfuse.planning.kernels import prepare
-from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing.subject import Subject
 from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.valued import ValuedGraph
@@ -13,13 +11,6 @@ from graphfuse.testing.variants import CheckCase, resized
 from graphfuse.tuning.workbench import Workbench
 
 SIZES = ((1024, 1024), (8192, 4096), (32768, 8192))
-
-
-def need_gpu() -> None:
-    """DeviceError where there is no GPU."""
-    reason = gpu_needed("check(benchmark=True)")
-    if reason:
-        raise DeviceError(reason)
 
 
 def timed(torch, subject: Subject) -> Iterator[str]:

@@ -151,13 +151,9 @@ def _padded(t: FrozenTensor) -> tuple[int, ...]:
     return tuple(stride)
 
 
-def _reversed(t: FrozenTensor) -> tuple[int, ...]:
-    return packed_stride(t.dim, list(reversed(range(len(t.dim)))))
-
-
 _LAYOUTS: Mapping[str, Callable[[FrozenTensor], tuple[int, ...]]] = {
     "gaps between rows of": _padded,
-    "column-major": _reversed,
+    "column-major": lambda t: packed_stride(t.dim, list(reversed(range(len(t.dim))))),
 }
 
 

@@ -2,13 +2,18 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+
+from graphfuse.files import json_values
 
 ORIGINS = ("measured", "published", "user")
 """measured: by this project, in a table beside the engine. published: by others, and not
 measured here. user: by this user, in the store."""
 
 _SCALARS = frozenset((bool, int, float, str))
+_Kinds = Mapping[str, tuple[type, ...]]
+"""The types of fields, by name."""
+_TEXT_OR_NONE = (str, type(None))
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,11 @@ class Source:
     @classmethod
     def parse(cls, value: object) -> "Source":
         """Reads JSON; ValueError says what is wrong."""
-        v = _mapping("a source", value, cls)
-        for name in ("origin", "device", "arch"):
-            _check(name, v.get(name), (str,))
-        for name in ("date", "driver", "commit"):
-            _check(name, v.get(name), (str, type(None)))
-        _check("versions", v.get("versions", {}), (dict,))
-        if v["origin"] not in ORIGINS:
-            raise ValueError(f"origin is {v['origin']!r}; accepted: {', '.join(ORIGINS)}")
-        return cls(**v)
+        optional = dict.fromkeys(("date", "driver", "commit"), _TEXT_OR_NONE) | {"versions": (dict,)}
+        found = _fields("a source", value, dict.fromkeys(("origin", "device", "arch"), (str,)), optional)
+        if found["origin"] not in ORIGINS:
+            json_values.refuse("a source: origin", found["origin"], ", ".join(ORIGINS))
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,7 @@ class Timed:
 
     @classmethod
     def parse(cls, value: object) -> "Timed":
-        v = _mapping("timed knobs", value, cls)
-        _check_knobs(v.get("knobs"))
-        _check_us(v.get("us"))
-        return cls(**v)
+        return cls(**_fields("timed knobs", value, {"knobs": (dict,), "us": (int, float)}, {}))
 
 
 @dataclass(frozen=True)
@@ -96,44 +94,23 @@ class TunedEntry:
     @classmethod
     def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "TunedEntry":
         """Reads JSON; ValueError says what is wrong."""
-        try:
-            made = cls(source, engine, key, **value)
-        except TypeError:
-            accepted = ", ".join(name for name in cls.__dataclass_fields__ if name not in ("source", "engine", "key"))
-            raise ValueError(f"an entry is {value!r:.200}; accepted: an object of {accepted}") from None
-        if type(made.rows) is not int or not 1 <= made.rows < 1 << 63:
-            raise ValueError(f"rows is {made.rows!r}; accepted: 1 to 2^63 - 1")
-        _check_knobs(made.knobs)
-        if made.us is not None:
-            _check_us(made.us)
-        if made.published is not None:
-            _check("published", made.published, (dict,))
-        if made.others:
-            _check("others", made.others, (list,))
-            return replace(made, others=tuple(map(Timed.parse, made.others)))
-        return made
+        optional = {"us": (int, float, type(None)), "others": (list,), "published": (dict, type(None))}
+        found = _fields("an entry", value, {"rows": (int,), "knobs": (dict,)}, optional)
+        if not 1 <= found["rows"] < 1 << 63:
+            json_values.refuse("an entry: rows", found["rows"], "1 to 2^63 - 1")
+        found["others"] = tuple(map(Timed.parse, found.get("others", ())))
+        return cls(source, engine, key, **found)
 
 
-def _mapping(what: str, value: object, kind: type) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is {value!r}; accepted: an object")
-    unknown = sorted(value.keys() - kind.__dataclass_fields__.keys())
-    if unknown:
-        raise ValueError(f"{what} has {', '.join(unknown)}; accepted: {', '.join(kind.__dataclass_fields__)}")
-    return value
-
-
-def _check(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"{name} is {value!r}; accepted: {' or '.join(k.__name__ for k in kinds)}")
-
-
-def _check_knobs(value: object) -> None:
-    if type(value) is not dict or not _SCALARS.issuperset(map(type, value.values())):
+def _fields(where: str, value: object, required: _Kinds, optional: _Kinds) -> dict[str, object]:
+    """The fields of a JSON object, which has no others; values of knobs and microseconds are looked at, too."""
+    found = {name: json_values.field(where, value, name, *kinds) for name, kinds in required.items()}
+    found |= {name: json_values.field(where, value, name, *of) for name, of in optional.items() if name in value}
+    json_values.known(f"{where}: a field", [*value], [*required, *optional])
+    knobs, us = found.get("knobs", {}), found.get("us")
+    if not _SCALARS.issuperset(map(type, knobs.values())):
         accepted = " or ".join(sorted(kind.__name__ for kind in _SCALARS))
-        raise ValueError(f"knobs is {value!r}; accepted: an object with values of {accepted}")
-
-
-def _check_us(value: object) -> None:
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:  # JSON has integers that no float holds
-        raise ValueError(f"us is {value!r}; accepted: a positive number")
+        json_values.refuse(f"{where}: knobs", knobs, f"an object with values of {accepted}")
+    if us is not None and not 0 < us <= sys.float_info.max:  # JSON has integers that no float holds
+        json_values.refuse(f"{where}: us", us, "a positive number")
+    return found

@@ -95,7 +95,4 @@ def rank(region: Region, device: Device, table: Iterable[Rank] = RANKING) -> Ran
     for entry in table:
         if entry.family in families and (entry.source is None or entry.source.arch == arch(device)):
             return entry
-    return _UNRANKED
-
-
-_UNRANKED = Rank(ANY, (OTHERS,))
+    return Rank(ANY, (OTHERS,))

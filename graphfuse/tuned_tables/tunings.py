@@ -54,15 +54,13 @@ class Tunings:
         self, engine: Engine, problem: ProblemClass, device: Device, mode: heur_mode
     ) -> Iterator[tuple[dict, str]]:
         name, chip, key = engine.name, arch(device), problem.key
-        own, first_party = (
-            [e for e in entries if e.engine == name and e.source.arch == chip and e.key == key]
-            for entries in (self.own, self.first_party)
-        )
-        for entry in (*_exact(own, problem.rows), *_exact(first_party, problem.rows)):
+        every = (*self.own, *self.first_party)
+        known = [e for e in every if e.engine == name and e.source.arch == chip and e.key == key]
+        for entry in (e for e in known if e.rows == problem.rows):
             yield entry.knobs, said(entry)
             for other in entry.others if mode is heur_mode.B else ():
                 yield other.knobs, said(entry)
-        near = [e for e in (*own, *first_party) if 0 < _apart(e, problem) <= math.log(problem.within)]
+        near = [e for e in known if 0 < _apart(e, problem) <= math.log(problem.within)]
         for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
             yield entry.knobs, f"{said(entry)}, for {counted(entry.rows, 'row')}"
 
@@ -80,10 +78,6 @@ def said(entry: TunedEntry) -> str:
         "published": f"published for {source.device}, not measured here",
         "user": f"tuned on this {source.device}, {source.date}",
     }[source.origin]
-
-
-def _exact(entries: list[TunedEntry], rows: int) -> list[TunedEntry]:
-    return [e for e in entries if e.rows == rows]
 
 
 def _apart(entry: TunedEntry, problem: ProblemClass) -> float:

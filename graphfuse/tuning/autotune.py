@@ -8,12 +8,12 @@ from pathlib import Path
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
-from graphfuse.base.errors import DeviceError, GraphNotSupportedError, GraphTypeError
+from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError
 from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict, knobs_to_dict
 from graphfuse.planning import plan
 from graphfuse.planning.plan import Part, Plan
 from graphfuse.planning.planner import Planner
-from graphfuse.runtime import record
+from graphfuse.runtime import buffers, record
 from graphfuse.tuned_tables import store
 from graphfuse.tuned_tables.entry import Source, Timed, TunedEntry
 from graphfuse.tuned_tables.tunings import arch, said
@@ -42,8 +42,11 @@ def autotune(
     if isinstance(time_budget, bool) or not isinstance(time_budget, int | float) or not time_budget > 0:
         raise GraphTypeError(f"autotune: time_budget must be a number of seconds above 0, got {time_budget!r}")
     base, device = _base(planner), planner.device
-    bound = bind(planner, base, variant_pack, workspace, handle)
-    limit = _size(workspace, base)
+    if handle is not None:
+        planner.stream_of(handle)  # of another device, or destroyed
+    bound = planner.binder(base).bind(variant_pack, workspace)
+    given = None if workspace is None else buffers.describe(workspace).nbytes
+    limit = base.workspace_bytes if given is None else given  # what another plan may use, too
     import torch
 
     made = source(device, origin)
@@ -153,14 +156,12 @@ def candidates(engine: Engine, facts: object, device: Device, first: object = No
 
 def source(device: Device, origin: str) -> Source:
     """Origin of entries made here and now."""
-    about = _environment()
+    about = _environment(record.CHECKOUT)
     versions = {"graphfuse": record.version("graphfuse"), "nvrtc": about["nvrtc"], "cuda": about["cuda"]}
     return Source(origin, device.name, arch(device), str(about["date"]), about["driver"], versions, about["commit"])
 
 
-@functools.cache
-def _environment() -> dict[str, object]:
-    return record.environment(record.CHECKOUT)
+_environment = functools.cache(record.environment)
 
 
 def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> TunedEntry:
@@ -189,24 +190,3 @@ def _base(planner: Planner) -> Plan:
             f"graph {planner.graph.name!r}: plan {base.name} (engines {names}) has no kernel with knobs and work to do"
         )
     return base
-
-
-def bind(planner: Planner, base: Plan, variant_pack: Mapping, workspace: object, handle=None):
-    """Binds the caller's tensors, checked as execute does."""
-    from graphfuse.runtime import handle as handles
-    from graphfuse.runtime.variant_pack import Binder
-
-    if handle is not None and handles.alive(handle).device != planner.device:
-        raise DeviceError(
-            f"graph {planner.graph.name!r} is planned for {planner.device}, the handle is for {handle.device}"
-        )
-    binder = Binder(planner.graph, planner.device, base.workspace_bytes, base.in_place, base.placed)
-    return binder.bind(variant_pack, workspace)
-
-
-def _size(workspace: object, base: Plan) -> int:
-    """Bytes of workspace that another plan may use, too."""
-    from graphfuse.runtime import buffers
-
-    given = None if workspace is None else buffers.describe(workspace).nbytes
-    return base.workspace_bytes if given is None else given

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphfuse.base.wording import counted
+from graphfuse.base.wording import counted, in_columns
 from graphfuse.runtime.timing import Time
 
 NOT_TRIED, BROKEN, WRONG, TIMED, BEST = "not tried", "does not run", "wrong", "timed", "best"
@@ -50,9 +50,7 @@ class TuningReport:
         lines = [f"tuned on {self.device} in {self.seconds:.1f} s, " + self._kept()]
         for part in self.parts:
             lines.append(f"{part.engine}: {', '.join(part.nodes)}, {counted(part.rows, 'row')}")
-            rows = [_row(trial) for trial in part.trials]
-            widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-            lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in (_HEAD, *rows)]
+            lines += [f"  {line}" for line in in_columns([_HEAD, *map(_row, part.trials)])]
         return "\n".join(lines)
 
     def __rich__(self) -> object:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphfuse.base.wording import counted, with_article
+from graphfuse.base.wording import counted, in_columns, with_article
 
 
 def test_one_thing_and_others():
@@ -18,3 +18,13 @@ def test_an(noun):
 @pytest.mark.parametrize("noun", ["str", "list", "Tensor", "uint8", "UniformDistribution", "NoneType", "_Undefined"])
 def test_a(noun):
     assert with_article(noun) == f"a {noun}"
+
+
+def test_cells_stand_below_one_another():
+    rows = [("name", "us", ""), ("a longer one", 1.5, "note"), ("b", 12.25, "")]
+    assert [*in_columns(rows, right=(1,))] == [
+        "name             us",
+        "a longer one    1.5  note",
+        "b             12.25",
+    ]
+    assert [*in_columns([])] == []

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from graphfuse import heur_mode
 from graphfuse.base.device import for_arch
 from graphfuse.benchmarks.benches import BENCHES
 from graphfuse.benchmarks.rmsnorm_silu import BENCH
-from graphfuse.cli import compile
+from graphfuse.cli.subject import planner
 from graphfuse.runtime import cache
 
 CASE = "bf16 1560x64"
@@ -125,8 +126,10 @@ def test_kernels_compiled_ahead_are_those_that_planning_looks_for(answer, monkey
     monkeypatch.setattr(launch, "load", lambda code, entry, device: loaded.append(code))
     (case,) = (c for c in BENCH.cases if str(c) == CASE)
     device = for_arch("sm_90a")
-    (part,) = compile.plans(case.graph(), device, heur_mode.OPENSOURCE)[0].parts
-    kernels.prepare(part, device)
+    planning = planner(case.graph(), device)
+    planning.create([heur_mode.OPENSOURCE])
+    (part,) = planning.plans[0].parts
+    kernels.prepare(part, replace(device, here=True))
     after = cache.statistics()
     assert (after.compiled - before.compiled, after.disk_hits - before.disk_hits) == (0, 1)
     assert [len(code) for code in loaded] == [report["bytes"]]

@@ -40,7 +40,6 @@ from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
-from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, TIMED
 from graphfuse.tuning.search import Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
@@ -367,7 +366,7 @@ def test_it_is_tuned_as_kernels_are():
     pack = {"x": torch.randn(100), "out": torch.zeros(100)}
     (part,) = planner.plans[0].parts
     assert tunable(part) and part.why == "heuristic"
-    found = bind(planner, planner.plans[0], pack, None)
+    found = planner.binder(planner.plans[0]).bind(pack, None)
     bench = Workbench(part, planner.device, reference(planner.plans[0], planner.device, found), found.scalars)
 
     def measured(calls, repeats, least_us, limit):

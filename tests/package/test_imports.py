@@ -56,6 +56,8 @@ SHARED = {"engines.rows.support", "engines.rows.limits", "engines.rows.kernel", 
 
 LATE = (
     "runtime.cuda_core",
+    "runtime.cuda_graphs",
+    "runtime.launch",
     "benchmarks.programs.all_reduce",
     "benchmarks.programs.tensor_parallel",
     "benchmarks.programs.model_blocks",

@@ -29,7 +29,7 @@ from graphfuse.contract.engine import (
 from graphfuse.contract.row_counts import row_class
 from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.runtime import fastcall, torch_private
-from graphfuse.runtime.fastcall import DECLINED, CallForm, FrozenPart, Given, New, functions, writing
+from graphfuse.runtime.fastcall import DECLINED, CallForm, FrozenPart, Given, New, writing
 
 pytestmark = pytest.mark.torch
 
@@ -72,7 +72,6 @@ FORM = CallForm(
     values=("x", "w", "out", "made", "sized", "eps"),
     written=("out",),
     results=("out", "made", "sized", None),
-    alignment=16,
 )
 
 
@@ -224,7 +223,7 @@ def test_without_a_clause_the_call_would_run(clause, monkeypatch):
     """Each clause is in the text, and is what declines: a text that lacks it is found out by the test above."""
     text = FORM.text
     assert text.count(CLAUSES[clause]) == 1
-    monkeypatch.setattr(functions, "_text", lambda form: text.replace(CLAUSES[clause], "False"))
+    monkeypatch.setattr(CallForm, "text", text.replace(CLAUSES[clause], "False"))
     toy = Toy()
     given = toy.arguments(2, 3)
     UNLIKE[clause](toy, given)

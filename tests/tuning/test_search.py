@@ -13,7 +13,6 @@ from graphfuse.engines.rows import RowEngine
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
-from graphfuse.tuning.autotune import bind
 from graphfuse.tuning.report import BEST, BROKEN, NOT_TRIED, TIMED, WRONG, PartReport, TuningReport
 from graphfuse.tuning.search import HALVING, Round, search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
@@ -39,7 +38,7 @@ def bench(problem: Norm, engine=None) -> tuple[Workbench, dict]:
     planner.create([heur_mode.OPENSOURCE])
     plan, pack = planner.plans[0], problem.inputs() | problem.outputs()
     memory = torch.zeros(plan.workspace_bytes + 16, dtype=torch.uint8)
-    bound = bind(planner, plan, pack, memory)
+    bound = planner.binder(plan).bind(pack, memory)
     (part,) = plan.parts
     assert tunable(part)
     return Workbench(part, EMULATOR, reference(plan, EMULATOR, bound), bound.scalars), pack

@@ -12,13 +12,13 @@ rows, in that number. A fast path declines any other call, and any call that wou
 anything. Its caller then takes the full check. Fast paths keep nothing of the calls that they serve.
 """
 
-from graphfuse.runtime.fastcall.functions import DECLINED, CallForm, Given, New, function
-from graphfuse.runtime.fastcall.guards import comparable
-from graphfuse.runtime.fastcall.packs import Execute, Space, execute
+from graphfuse.runtime.fastcall.functions import ALIGNMENT, DECLINED, CallForm, Given, New, function
+from graphfuse.runtime.fastcall.packs import Execute, Space, comparable, execute
 from graphfuse.runtime.fastcall.starts import FrozenPart, Start, start
 from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 __all__ = [
+    "ALIGNMENT",
     "DECLINED",
     "Execute",
     "CallForm",

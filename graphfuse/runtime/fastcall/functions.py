@@ -1,6 +1,5 @@
 """Runs repeated calls of a function, and allocates what they return."""
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +8,9 @@ from dataclasses import dataclass
 from graphfuse.contract.row_counts import ROW_CLASS
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
+
+ALIGNMENT = 16
+"""Bytes of an address's alignment beyond which no plan asks for more: no access is wider."""
 
 DECLINED = object()
 """The answer to a call unlike the earlier one: nothing has been done."""
@@ -23,7 +25,7 @@ class Given:
     packed: whether it has to be contiguous; the guard compares the strides of others.
     row: bytes from one slice to the next, 0 if it is not counted.
     last: bytes that the last slice takes.
-    alignment: bytes that its address is a multiple of, up to 16.
+    alignment: bytes that its address is a multiple of, up to ALIGNMENT.
     sized: whether its extents follow from the count by another rule.
     """
 
@@ -33,7 +35,7 @@ class Given:
     packed: bool
     row: int
     last: int
-    alignment: int = 16
+    alignment: int = ALIGNMENT
     sized: bool = False
 
     @property
@@ -79,7 +81,6 @@ class CallForm:
     values: parameters and new tensors that the plan is started with, in order.
     written: parameters whose versions the call counts up.
     results: names, None for what was not asked for.
-    alignment: bytes beyond which no plan asks for more.
     """
 
     name: str
@@ -96,7 +97,6 @@ class CallForm:
     values: tuple[str, ...]
     written: tuple[str, ...]
     results: tuple[str | None, ...]
-    alignment: int
 
     @property
     def text(self) -> str:
@@ -154,10 +154,10 @@ class CallForm:
     def _misaligned(self, at: Mapping[str, str], given: Sequence[Given]) -> Iterator[str]:
         """Conditions under which addresses are aligned otherwise than the plan was made for: no less, as kernels access
         as much at once, and no more, as for such there are faster ones."""
-        if most := [at[g.name] for g in given if g.alignment == self.alignment]:
-            yield misaligned(most, self.alignment)
+        if most := [at[g.name] for g in given if g.alignment == ALIGNMENT]:
+            yield misaligned(most, ALIGNMENT)
         for g in given:
-            if g.alignment < self.alignment:
+            if g.alignment < ALIGNMENT:
                 yield f"{at[g.name]} & -{at[g.name]} != {g.alignment}"
 
     @property
@@ -207,7 +207,4 @@ def function(form: CallForm, names: Mapping[str, object]) -> Callable[..., objec
         "empty_like": torch.empty_like,
         "bump": torch_private.increment_version(),
     }
-    return written(f"fast path of {form.name}", "call", _text(form), own | dict(names))
-
-
-_text = functools.lru_cache(maxsize=1024)(lambda form: form.text)
+    return written(f"fast path of {form.name}", "call", form.text, own | dict(names))

@@ -1,13 +1,14 @@
 """Runs variant packs that are like an accepted one."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.op_graph.tensor import Tensor as GraphTensor
+from graphfuse.runtime import torch_private
 from graphfuse.runtime.buffers import number
-from graphfuse.runtime.fastcall.guards import comparable, guard
 from graphfuse.runtime.fastcall.starts import Start
 from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
 from graphfuse.runtime.overlaps import Conflict
@@ -91,12 +92,19 @@ def execute(
         "return True",
     )
     names = {"start": starts[False], "starts": starts, "number": number, "VariantPackError": VariantPackError}
-    names |= {"keys": _KEYS, "alike": guard(list(models.values())) if models else None}
+    sizes, strides = [t.shape for t in models.values()], [t.stride() for t in models.values()]
+    names |= {"keys": _KEYS, "alike": torch_private.guard([*models.values()], sizes, strides) if models else None}
     names |= {f"k{t}": key for t, (key, _) in tensors.items()} | {
         f"type{t}": t_.dtype for t, (_, t_) in tensors.items()
     }
     names |= {f"clash{n}": conflict.clash for n, (_, _, conflict) in enumerate(conflicts)}
     return written("execute", "execute", body, names)
+
+
+def comparable(value: object) -> bool:
+    """True if a guard can compare a value: it is a plain torch tensor or parameter, not nested and of no subclass."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_nested
 
 
 def _kind(tensor: FrozenTensor, value: object) -> str | None:

@@ -13,7 +13,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
 from graphfuse.functional.drawing import DrawnGraph
-from graphfuse.functional.layout import ALIGNMENT, Layout
+from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import planned
 from graphfuse.functional.tensor_parameter import FLOATS, INTEGERS, Shape, TensorParameter, types
 from graphfuse.gradients.differentiate import differentiate
@@ -21,6 +21,7 @@ from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
+from graphfuse.runtime.fastcall import ALIGNMENT
 from graphfuse.torch.operators.by_rule import store
 from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
