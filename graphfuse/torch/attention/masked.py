@@ -6,7 +6,7 @@ kernels with a mask read no groups of heads. What a mask allows is read off its 
 it is written. Nodes that only the mask was made of go with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,8 +25,9 @@ from graphfuse.torch.attention.operator import (
 )
 from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
-from graphfuse.torch.fusion.meaning import called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.meaning import arguments, called, is_changed, is_op, may_write, value
 from graphfuse.torch.fusion.new_nodes import permuted
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.fusion.report import Entry
 from graphfuse.torch.fusion.surroundings import Regions
 
@@ -86,10 +87,9 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
 
 
 def _call(node: Node) -> AttentionCall | None:
-    found = is_op(node, "attention")
-    if found is None:
+    if not is_op(node, "attention"):
         return None
-    given = dict(zip(_ARGUMENTS, found.args, strict=False)) | found.named
+    given = arguments(node, *_ARGUMENTS)
     known = {*_ARGUMENTS, *_DEFAULTS}
     if not given.keys() <= known or not all(isinstance(value(given.get(n)), torch.Tensor) for n in _ARGUMENTS[:3]):
         return None
@@ -123,14 +123,13 @@ def _is_positive(scale: object) -> bool:
 
 def _viewed(out: Node) -> Node | None:
     """A view of a result, which fits one layout alone: kernels with a mask and without return theirs."""
-    waiting = [out]
-    while waiting:
-        for user in waiting.pop().users:
-            if called(user) in ("view", "view_as", "as_strided", "unflatten", "_unsafe_view"):
-                return user
-            if is_op(user, "view", "expand", "permute", "slice", "cast") or called(user) in ("t", "detach", "alias"):
-                waiting.append(user)
-    return None
+
+    def readers(node: Node) -> Iterable[Node]:
+        is_moved = is_op(node, "view", "expand", "permute", "slice", "cast") or called(node) in ("t", "detach", "alias")
+        return node.users if node is out or is_moved else ()
+
+    of_one_layout = ("view", "view_as", "as_strided", "unflatten", "_unsafe_view")
+    return next((one for one in reached([out], readers) if called(one) in of_one_layout), None)
 
 
 def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:

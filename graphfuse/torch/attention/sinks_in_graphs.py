@@ -27,6 +27,7 @@ from graphfuse.torch.fusion.meaning import (
     end_of,
     exact,
     is_changed,
+    is_last,
     is_op,
     joined,
     number,
@@ -38,6 +39,7 @@ from graphfuse.torch.fusion.meaning import (
     writes,
 )
 from graphfuse.torch.fusion.new_nodes import put, tell_as
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.fusion.report import Entry
 
 _aten = torch.ops.aten
@@ -135,7 +137,7 @@ def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attenti
 def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
     """Logits and what is one logit more in each row, of a softmax along these; and the nodes between."""
     found = is_op(node, "softmax")
-    if found is None or value(node) is None or found.get(1, "dim") not in (-1, value(node).dim() - 1):
+    if found is None or not is_last(found.get(1, "dim"), node):
         return None
     source, inner = _cast_of(found.get(0, "input"))
     less = is_op(source, "sub")
@@ -175,7 +177,7 @@ def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
         return None
     source, dim = found.get(0, "input"), found.get(1, "dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    return (source, seen) if value(source) is not None and dim in (-1, value(source).dim() - 1) else None
+    return (source, seen) if is_last(dim, source) else None
 
 
 def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> Attention:
@@ -369,7 +371,12 @@ def whole(node: object) -> object:
 
 def _allow(found: Attention, regions: surroundings.Regions) -> None:
     ends = (found.q, found.k, found.v, found.sinks, *([found.mask.node] if found.mask else []))
-    within, nodes = {*surroundings.between((found.out,), ends), found.out}, {*found.inner, found.out}
+    nodes = {*found.inner, found.out}
+
+    def read(node: Node) -> Sequence[Node]:
+        return [t for t in node.all_input_nodes if t not in ends and t.op not in ("placeholder", "get_attr")]
+
+    within = {*reached([found.out], read)}
     if dtype(found.out) not in TYPES:
         raise _No(f"its result is {dtype(found.out)}")
     for node in found.inner:

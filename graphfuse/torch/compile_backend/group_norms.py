@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.fusion import cost, surroundings
-from graphfuse.torch.fusion.meaning import called, is_changed, value
+from graphfuse.torch.fusion.meaning import arguments, called, is_changed, value
 from graphfuse.torch.fusion.new_nodes import put, tell_as
 from graphfuse.torch.operators import channel_moments
 
@@ -53,7 +53,7 @@ def _group_norms(graph: Graph) -> Iterator[GroupNorm]:
     for node in graph.nodes:
         if called(node) != "group_norm":
             continue
-        given = dict(zip(_PARAMETERS, node.args, strict=False)) | dict(node.kwargs)
+        given = arguments(node, *_PARAMETERS)
         weight, bias = given.get("weight"), given.get("bias")
         one = GroupNorm(node, given["input"], given["num_groups"], weight, bias, given.get("eps", 1e-5))
         if isinstance(one.groups, int) and isinstance(one.eps, float) and _fits(one) and not is_changed(one.input):

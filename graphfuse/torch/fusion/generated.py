@@ -18,6 +18,7 @@ from graphfuse.torch.fusion.meaning import (
     MEANING,
     OURS,
     PARTS,
+    arguments,
     called,
     dtype,
     is_item,
@@ -48,6 +49,11 @@ def is_generated(node: Node) -> bool:
     """True if inductor writes the kernel of an operation."""
     name = _name(node)
     return bool(name) and (_is_known(name) or not reads(node) or bool(_made_of(node)))
+
+
+def is_fused(node: Node) -> bool:
+    """True if inductor computes a node in one kernel with its neighbours, or need not compute it."""
+    return is_free(node) or is_generated(node)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -84,7 +90,7 @@ def is_free(node: Node) -> bool:
 
 def rate_of_dropout(node: Node) -> object:
     """Part of the elements that a dropout drops."""
-    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    given = arguments(node, "input", "p", "training")
     return given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0
 
 

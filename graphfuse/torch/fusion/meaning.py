@@ -100,6 +100,11 @@ def called(node: Node) -> str:
     return name_of(target)
 
 
+def arguments(node: Node, *names: str) -> dict[str, object]:
+    """What a call is given, by name. names: of what it may be given by position."""
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
 def name_of(target: object) -> str:
     """The name of a function of torch; "" for any other."""
     name = getattr(target, "__name__", "")
@@ -261,6 +266,11 @@ def number(node: object) -> int | float | torch.SymFloat | None:
     return node if isinstance(node, int | float | torch.SymFloat) else None
 
 
+def is_last(dim: object, node: object) -> bool:
+    """True if a number is that of the last dimension of a node's tensor."""
+    return value(node) is not None and dim in (-1, value(node).dim() - 1)
+
+
 def dtype(node: object) -> torch.dtype | None:
     found = value(node)
     return None if found is None else found.dtype
@@ -322,14 +332,14 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     source = found.args[0] if found and found.args else None
     if value(source) is None:
         return None
-    last = value(source).dim() - 1
     if found.meaning == "slice":  # aten's
         taken = slice(found.get(2, "start"), found.get(3, "end"), found.get(4, "step"))
-        return (source, taken) if found.get(1, "dim", 0) in (-1, last) else None
+        return (source, taken) if is_last(found.get(1, "dim", 0), source) else None
     index = found.args[1] if called(node) == "getitem" else ()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return None
-    return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
+    whole = (slice(None),) * (value(source).dim() - 1)
+    return (source, index[-1]) if index[:-1] in ((Ellipsis,), whole) else None
 
 
 def number_of_pairs(index: object, rank: int = 0) -> int | None:
@@ -345,10 +355,8 @@ def number_of_pairs(index: object, rank: int = 0) -> int | None:
 def joined(node: object) -> Sequence[Node]:
     """The tensors that a node has one behind the other, along the last dimension; none where it has no such."""
     found = is_op(node, "cat")
-    if found is None or value(node) is None:
-        return ()
-    dim = found.get(1, "dim", found.named.get("axis", 0))
-    return found.get(0, "tensors") if dim in (-1, value(node).dim() - 1) else ()
+    is_at_end = found is not None and is_last(found.get(1, "dim", found.named.get("axis", 0)), node)
+    return found.get(0, "tensors") if is_at_end else ()
 
 
 def operands(found: Meaning) -> Iterator[tuple[object, object]]:

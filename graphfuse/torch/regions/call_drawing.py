@@ -6,7 +6,7 @@ Each result that torch rounds to 16 bits is a step's declared type, so that a pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.aten_calls import Call
 from graphfuse.torch.fusion.meaning import called, same
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
@@ -84,13 +85,9 @@ class OwnedStep:
     attributes: Mapping[str, object]
     dtype: str
 
-    def upstream(self) -> Sequence[OwnedStep]:
+    def upstream(self) -> Iterator[OwnedStep]:
         """The step and those that it is made of."""
-        found = [self]
-        for one in found:  # to which those are added that it is made of
-            made = (v.step for v in one.inputs.values() if isinstance(v, Value))
-            found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
-        return found
+        return reached([self], lambda one: (v.step for v in one.inputs.values() if isinstance(v, Value) and v.step))
 
 
 class CallDrawing:

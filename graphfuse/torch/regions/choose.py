@@ -20,6 +20,7 @@ from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
@@ -112,7 +113,7 @@ def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     """Nodes that a region may have: what hangs together with a reduction, or reads the same. To translate the others
     would take long, as it runs them."""
-    found = (n for n in graph.nodes if n in parts and (generated.is_generated(n) or generated.is_free(n)))
+    found = (n for n in graph.nodes if n in parts and generated.is_fused(n))
     groups = linked((node, (node, *node.all_input_nodes)) for node in found)
     return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
 
@@ -241,7 +242,7 @@ def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
     of = step.inputs.get("input")
     if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*visible}:
         return False
-    return all(generated.is_generated(user) or generated.is_free(user) for user in visible[step].users)
+    return all(map(generated.is_fused, visible[step].users))
 
 
 def _chosen(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
@@ -409,12 +410,7 @@ class _Assembled:
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
     """Nodes, and views of what they make that nobody else reads."""
-    found, waiting = set(nodes), [*nodes]
-    while waiting:
-        for user in waiting.pop().users:
-            if user not in found and _is_alias(user, translation):
-                found.add(user)
-                waiting.append(user)
+    found = {*reached(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
     while left := {n for n in found - nodes if _is_used(n, found, translation)}:
         found -= left
     return found

@@ -20,6 +20,12 @@ from graphfuse.ops import OPS
 Source = str | int | float
 """What a step reads: an input by name, a step by "@" and its number, or a number."""
 
+
+def number_of(source: Source) -> int | None:
+    """The number of the step that a source is; None for an input or a number."""
+    return int(source[1:]) if isinstance(source, str) and source.startswith("@") else None
+
+
 _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 
 
@@ -242,7 +248,8 @@ class Program:
             """A source as a step that computes with such parts reads it."""
             if not isinstance(source, str):
                 return source
-            t = made[int(source[1:])] if source.startswith("@") else given[source]
+            number = number_of(source)
+            t = given[source] if number is None else made[number]
             if parts[source] == part:
                 return t
             if (source, part) not in views:
