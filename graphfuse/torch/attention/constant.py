@@ -120,15 +120,11 @@ def _changing(node: Node) -> Iterator[Node]:
     """The nodes that change one in place, or might: through whatever may share its memory."""
 
     def sharing(one: Node) -> Iterator[Node]:
-        is_seen_through = one is node or may_write(one) or not _is_fresh(one)
+        is_fresh = called(one) in _FRESH or is_op(one, *_ARITHMETIC)
+        is_seen_through = one is node or may_write(one) or not is_fresh
         return (u for u in one.users if is_seen_through and u.op != "output" and not is_op(u, "attention"))
 
     return (one for one in reached([node], sharing) if one is not node and may_write(one))
-
-
-def _is_fresh(node: Node) -> bool:
-    """True if a node makes a tensor of its own, of whatever it reads."""
-    return called(node) in _FRESH or is_op(node, *_ARITHMETIC) is not None
 
 
 def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:

@@ -51,7 +51,9 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
     """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
     where they change. place: the name of the module that a node is of, and its class."""
     graph = module.graph
-    constants, chooses = Constants(), any(_chooses_kernels(node) for node in graph.nodes)
+    # Whether the graph itself sets which kernels attention may take.
+    chooses = any("sdp" in getattr(n.target, "__name__", "") and not is_op(n, "attention") for n in graph.nodes)
+    constants = Constants()
     entries, dead = [], set[Node]()
     for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
         what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
@@ -98,11 +100,6 @@ def _call(node: Node) -> AttentionCall | None:
     )
 
 
-def _chooses_kernels(node: Node) -> bool:
-    """True if a graph itself sets which kernels attention may take."""
-    return "sdp" in getattr(node.target, "__name__", "") and not is_op(node, "attention")
-
-
 def _why_left(call: AttentionCall, regions: Regions) -> str:
     """Reason not to change a call; "" for none."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
@@ -114,11 +111,6 @@ def _why_left(call: AttentionCall, regions: Regions) -> str:
         return "it has a mask and is_causal"
     viewed = _viewed(call.node)
     return f"{viewed.name} of its result needs the layout that the kernel with a mask gives it" if viewed else ""
-
-
-def _is_positive(scale: object) -> bool:
-    """True if a scale is known to be: torch's kernel for the CPU is not defined for others with is_causal."""
-    return scale is None or isinstance(scale, int | float) and scale > 0
 
 
 def _viewed(out: Node) -> Node | None:
@@ -134,7 +126,9 @@ def _viewed(out: Node) -> Node | None:
 
 def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
     """Why a mask stays of which it is known what it allows; "" where it goes."""
-    if kind.is_causal and not _is_positive(call.get("scale")):
+    scale = call.get("scale")
+    is_positive = scale is None or isinstance(scale, int | float) and scale > 0
+    if kind.is_causal and not is_positive:  # for which torch's kernel for the CPU is not defined
         return "kernels for causal attention take a positive scale"
     if kind.window is None:
         return ""

@@ -410,7 +410,8 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
         k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
         tensors = [t if dtype(t) is kind else put(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
         sinks = found.sinks if value(found.sinks).dim() == 1 else put(graph, _aten.reshape.default, found.sinks, [-1])
-        mask = _as_given(graph, found.mask) if allowed is None else None
+        mask = found.mask.node if found.mask and allowed is None else None
+        mask = put(graph, _aten.logical_not.default, mask) if mask and found.mask.is_inverted else mask
         call: Callable[..., object] = getattr(torch.ops.graphfuse, NAME).default
         options = (
             (mask, False, found.scale) if allowed is None else (None, allowed.is_causal, found.scale, allowed.window)
@@ -424,10 +425,3 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
     for node in sorted((out, *found.inner), reverse=True):
         graph.erase_node(node)
     return made
-
-
-def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
-    """attn_mask of the operator."""
-    if mask is None or not mask.is_inverted:
-        return mask and mask.node
-    return put(graph, _aten.logical_not.default, mask.node)

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
@@ -25,6 +24,7 @@ from graphfuse.torch.fusion.meaning import (
     is_op,
     same,
     several,
+    tensors,
     told,
     value,
     writes,
@@ -122,7 +122,7 @@ def reads(node: Node) -> bool:
     made = told(node)
     if _is_of_extents(called(node)):
         return False
-    return node.op == "output" or made is None or any(isinstance(one, torch.Tensor) for one in several(made))
+    return node.op == "output" or made is None or bool(tensors(made))
 
 
 def title(node: Node) -> str:
@@ -197,5 +197,4 @@ def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] |
 
 def _moves_nothing(call: Call) -> bool:
     """True for a view, and for what reads no elements."""
-    reads_none = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(call.arguments))
-    return is_view(call) or reads_none or _is_of_extents(call.name.partition(".")[0])
+    return is_view(call) or not tensors(call.arguments) or _is_of_extents(call.name.partition(".")[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 
@@ -246,6 +247,15 @@ def told(node: Node) -> object:
 def several(made: object) -> Sequence[object]:
     """Sequence of what a node has, one or several."""
     return made if isinstance(made, list | tuple) else (made,)
+
+
+def tensors(made: object) -> list[torch.Tensor]:
+    """Tensors among what a node has, or a call is given."""
+    return [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+
+
+def has_gradient(node: Node) -> bool:
+    return any(t.requires_grad for t in tensors(told(node)))
 
 
 def value(node: object) -> torch.Tensor | None:

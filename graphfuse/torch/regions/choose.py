@@ -172,7 +172,7 @@ def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
 def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
     """True for a view of what another part of the graph makes: without gradients its own readers have none."""
     values = translation.values[node]
-    steps = (v.step for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value))
+    steps = (v.step for v in several(values) if isinstance(v, Value))
     return any(step is not None and parts[step.owner] != parts[node] for step in steps)
 
 
@@ -197,7 +197,7 @@ def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
     """The first node that has the result of a step, by step."""
     found: dict[OwnedStep, Node] = {}
     for node, value in translation.values.items():
-        for one in value if isinstance(value, tuple) else (value,):
+        for one in several(value):
             if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
                 found.setdefault(one.step, node)
     return found

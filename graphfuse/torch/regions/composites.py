@@ -13,7 +13,7 @@ from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.aten_calls import Call, is_view
-from graphfuse.torch.fusion.meaning import called, same, several, told
+from graphfuse.torch.fusion.meaning import called, has_gradient, same, told
 from graphfuse.torch.regions.call_drawing import (
     FP8,
     SMALL_INTEGERS,
@@ -207,21 +207,14 @@ def _power(d: CallDrawing) -> Value:
     return d.step("pow", {"input0": x, "input1": exponent})
 
 
-def _elu(d: CallDrawing) -> Value:
-    x = d["self"]
-    if d["scale"] == d["input_scale"] == 1:
-        return d.step("elu", {"input": x}, {"elu_alpha": d["alpha"]})
-    below = d.between("mul", a=x, b=d["input_scale"])
-    below = d.step("elu", {"input": below}, {"elu_alpha": d["alpha"] * d["scale"]}, dtype=torch.float32)
-    above, mask = d.between("mul", a=x, b=d["scale"]), d.between("cmp_gt", input=x, comparison=0.0)
-    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
-
-
-def _celu(d: CallDrawing) -> Value:
+def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
     x, alpha = d["self"], d["alpha"]
-    below = d.between("mul", a=x, b=1 / alpha)
-    below = d.step("elu", {"input": below}, {"elu_alpha": alpha}, dtype=torch.float32)
-    return d.step("binary_select", {"input0": x, "input1": below, "mask": d.between("cmp_gt", input=x, comparison=0.0)})
+    if scale == input_scale == 1:
+        return d.step("elu", {"input": x}, {"elu_alpha": alpha})
+    below = d.between("mul", a=x, b=input_scale)
+    below = d.step("elu", {"input": below}, {"elu_alpha": alpha * scale}, dtype=torch.float32)
+    above, mask = d.between("mul", a=x, b=scale) if scale != 1 else x, d.between("cmp_gt", input=x, comparison=0.0)
+    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
 
 
 def _hard_sigmoid(d: CallDrawing) -> Value:
@@ -287,7 +280,7 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     """The first of two results, beside which torch returns where it is. That of equal elements which torch names, the
     first, has the whole gradient; NaN is beyond all others."""
     x, dim = d["self"], d["dim"]
-    if not any(t.requires_grad for t in several(told(d.node)) if isinstance(t, torch.Tensor)):
+    if not has_gradient(d.node):
         return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
     most = d.reduced(mode, x, dim, True, torch.float32)
     is_nan = d.between("cmp_neq", input=x, comparison=x)
@@ -443,8 +436,8 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
-    "elu.default": _elu,
-    "celu.default": _celu,
+    "elu.default": lambda d: _elu(d, d["scale"], d["input_scale"]),
+    "celu.default": lambda d: _elu(d, 1, 1 / d["alpha"]),
     "hardsigmoid.default": _hard_sigmoid,
     "hardswish.default": _hard_swish,
     "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Container, Iterable, Sequence
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.device import Device
@@ -17,6 +16,7 @@ from graphfuse.torch.fusion.aten_calls import mistold
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
 from graphfuse.torch.fusion.meaning import (
     called,
+    has_gradient,
     hint,
     same,
     told,
@@ -227,7 +227,7 @@ def _why_untrainable(graphs: RegionGraphs, rows: Shape, strides: Shape, asked: t
 
 
 def _is_training(region: TorchRegion) -> bool:
-    return any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in region.outputs)
+    return any(map(has_gradient, region.outputs))
 
 
 def taken(region: TorchRegion) -> TakenNodes:

@@ -10,12 +10,11 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
-from graphfuse.torch.fusion.meaning import hint, several, told
+from graphfuse.torch.fusion.meaning import has_gradient, hint, several, tensors, told
 from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.call_drawing import (
     ROUNDED,
@@ -150,9 +149,11 @@ class TranslatedGraph:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
-        self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
+        # What is computed beside the rows, and what others read as well, no kernel has that has rows.
+        kept = (t for t in node.all_input_nodes if len(t.users) > 1 and self._is_beside(t, node))
+        self.in_memory |= {(t, node) for t in kept}
         known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
-        with_gradient = filter(_has_gradient, node.all_input_nodes)
+        with_gradient = filter(has_gradient, node.all_input_nodes)
         graded = {id(aliases[id(t)]) for a in with_gradient for t, _ in self._tensors(a, node)}
         self.held += aliases.values()
         before = len(self.steps)
@@ -177,10 +178,6 @@ class TranslatedGraph:
             self.why[node] = str(error)
             return False
         return True
-
-    def _is_kept(self, t: Node, reader: Node) -> bool:
-        """True for what is computed beside the rows, and what others read as well: no kernel has it that has rows."""
-        return len(t.users) > 1 and self._is_beside(t, reader)
 
     def _is_beside(self, t: Node, reader: Node) -> bool:
         """True for what is computed beside the rows, of several dimensions."""
@@ -232,7 +229,7 @@ class TranslatedGraph:
     def _call(self, node: Node, call: Call, known: dict[int, Value], graded: set[int], within: Operators = ()) -> None:
         """Draws a call. What no op computes is drawn as torch takes it apart. graded: numbers of tensors that have
         gradients. within: what was taken apart for it."""
-        read = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
+        read = tensors(call.arguments)
         if not graded.isdisjoint(map(id, read)):
             graded.update(map(id, call.results))
         drawing = CallDrawing(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
@@ -259,10 +256,6 @@ def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[int, o
     dtype = call.results[0].dtype
     alone = (t for t in read if not t.dim() and not isinstance(known.get(id(t)), int | float))
     return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
-
-
-def _has_gradient(node: Node) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in several(told(node)))
 
 
 def _read(node: Node) -> Container[int]:
