@@ -290,12 +290,8 @@ def _leads_to_product(node: object) -> bool:
 
 def _is_lowest(given: object, kind: torch.dtype | None) -> bool:
     """True if a number takes a logit away: minus infinity, or the lowest of the type."""
-    return (
-        isinstance(given, int | float)
-        and kind is not None
-        and kind.is_floating_point
-        and given <= torch.finfo(kind).min
-    )
+    is_number = isinstance(given, int | float) and kind is not None and kind.is_floating_point
+    return is_number and given <= torch.finfo(kind).min
 
 
 def _fitting(mask: Mask, full: Sequence[object], kind: torch.dtype) -> Mask:

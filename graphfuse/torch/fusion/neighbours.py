@@ -103,14 +103,10 @@ class TakenNodes:
         for user in node.users:
             if not generated.reads(user):
                 continue
-            if (
-                user not in self.own
-                and generated.is_free(user)
-                or user in self.own
-                and is_op(user, "cast", "same", "view")
-            ):
+            is_own = user in self.own
+            if is_op(user, "cast", "same", "view") if is_own else generated.is_free(user):
                 yield from self._readers(user)
-            elif user not in self.own:
+            elif not is_own:
                 yield user, node
 
     def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import MalformedError
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import Layout
@@ -19,6 +20,12 @@ from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.tensor import Tensor
+
+
+def empty_graph(name: str, kind: data_type) -> pygraph:
+    """A graph that computes in a type, and rounds what declares another."""
+    types = {"intermediate_data_type": kind, "compute_data_type": kind}
+    return pygraph(name, **types, intermediate_rounding="declared")
 
 
 class Drawable(Protocol):
@@ -42,13 +49,7 @@ class Pulled:
 
     def __init__(self, d: DrawnGraph, of: Drawable, draw: Callable[[DrawnGraph], None]):
         self.d, self.of = d, of
-        compute = d.graph.compute_data_type
-        graph = pygraph(
-            d.graph.name,
-            intermediate_data_type=compute,
-            compute_data_type=compute,
-            intermediate_rounding="declared",
-        )
+        graph = empty_graph(d.graph.name, d.graph.compute_data_type)
         self.forward = DrawnGraph(graph, self._layouts(), d.options)
         draw(self.forward)
         freeze(graph)

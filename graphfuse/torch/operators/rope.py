@@ -32,9 +32,7 @@ class RotatedNorm(Computation):
         self.gradients = gradient_of(x), gradient_of(f"{x}_weight", over_rows="sum"), None, None
         self.normalized = TensorParameter(x, TYPES)
 
-    @property
-    def incoming(self) -> tuple[str, ...]:
-        return (f"d{self.x}_out",)
+    incoming = property(lambda self: (f"d{self.x}_out",))
 
     @property
     def read_backward(self) -> tuple[TensorParameter, ...]:

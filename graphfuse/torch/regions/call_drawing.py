@@ -203,22 +203,17 @@ class CallDrawing:
         is_epsilon = isinstance(value, torch.SymFloat) and value.node.has_hint() and is_of_rows
         return float(value) if is_epsilon and value.node.expr.is_Symbol else value
 
-    def _converted(self, op: str, inputs: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
+    def _converted(self, op: str, inputs: dict[str, object], dtype: torch.dtype) -> dict[str, object]:
         """Inputs as a pointwise op reads them: torch converts tensors without dimensions to the type that the others
         have together, and what they are compared with."""
         compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
             dtype = torch.result_type(tensors[0], tensors[-1])
-        rounds = compared or op in _ROUNDING_NUMBERS
-        return {
-            port: self._narrowed(op, port, v, dtype)
-            if isinstance(v, Value)
-            else rounded_number(v, dtype)
-            if rounds
-            else v
-            for port, v in inputs.items()
-        }
+        made = {port: self._narrowed(op, port, v, dtype) for port, v in inputs.items() if isinstance(v, Value)}
+        if compared or op in _ROUNDING_NUMBERS:
+            made |= {port: rounded_number(v, dtype) for port, v in inputs.items() if port not in made}
+        return inputs | made
 
     def _narrowed(self, op: str, port: str, value: Value, dtype: torch.dtype) -> Value:
         if value.tensor.dim() or dtype not in ROUNDED or value.tensor.dtype in (dtype, torch.bool):

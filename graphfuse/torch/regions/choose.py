@@ -333,21 +333,20 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        part, columns_of = translation.part, translation.columns
-        views = {key: columns_of().joined(value.tensor, key[1]) for key, value in read.items()}
-        views_made = [
-            columns_of().joined(translation.recorded(node), translation.values[node].axes) for node in made.values()
-        ]
-        if None in views.values() or None in views_made:
+
+        def seen_as(t: torch.Tensor, axes: Sequence[int], part: int) -> SeenTensor | None:
+            return SeenTensor.of(t, axes, translation.columns(part), part)
+
+        part, along = translation.part, translation.columns()
+        results = [seen_as(translation.recorded(n), translation.values[n].axes, part(n)) for n in made.values()]
+        tensors = {key: seen_as(v.tensor, key[1], translation.part_read(key[0], v)) for key, v in read.items()}
+        if None in results or None in tensors.values():
             translation.declined |= {step.owner: f"tensors of its rows {APART}" for step in steps}
             return None
-        pairs = [(*view, columns_of(n), n) for view, n in zip(views_made, map(part, made.values()), strict=True)]
-        results = [SeenTensor.of(*one) for one in pairs]
         largest = max(results, key=lambda seen: len(seen.axes))
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
-        results = [SeenTensor.of(*one, places) for one in pairs]
-        parts_read = {key: translation.part_read(key[0], value) for key, value in read.items()}
-        tensors = {key: SeenTensor.of(*views[key], columns_of(n), n, places) for key, n in parts_read.items()}
+        results = [seen.moved(places) for seen in results]
+        tensors = {key: seen.moved(places) for key, seen in tensors.items()}
         extents = SharedExtents((*tensors.values(), *results), translation.parts)
         for seen in tensors.values():
             extents.add(seen)
@@ -392,7 +391,7 @@ class _Assembled:
             region = "nothing that it reads has all rows and columns"
         elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows that may turn out to be empty
             region = "the extent of its rows shows at run time alone"
-        elif columns_of().axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
+        elif along.axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
             region = (
                 "it makes a number a row, along another dimension than the last: inductor's loop moves the same bytes"
             )
@@ -401,9 +400,9 @@ class _Assembled:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
-            held = tuple(t for t, _ in (*(views[key] for key in order), *views_made))
-            reductions, whole = tuple(filter(generated.is_reduction, own)), columns_of()
-            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, whole)
+            held = tuple(one.tensor for one in (*seen, *results))
+            reductions = tuple(filter(generated.is_reduction, own))
+            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, along)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 
