@@ -55,14 +55,12 @@ class Mask:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax: its place in the model is the attention's.
-    out: the result.
+    """out: the result.
     inner: what is computed between, in order, which nobody else may read.
     is_k_turned: whether k has columns before keys.
     sinks: of one element for each head, in any shape.
     """
 
-    softmax: Node
     out: Node
     inner: tuple[Node, ...]
     q: Node
@@ -74,14 +72,6 @@ class Attention:
     scale: float
 
 
-@dataclass(frozen=True)
-class Left:
-    """Softmax of logits and a sink that no operator takes the place of."""
-
-    softmax: Node
-    why: str
-
-
 class _No(Exception):
     """Why an attention is left."""
 
@@ -90,11 +80,11 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     """Puts the operator in place of all in a graph. place: the name of the module that a node is of, and its class."""
     regions, constants = surroundings.regions(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
-    for found, allowed in [(found, _allowed(found, constants)) for found in find(module, regions)]:
-        if isinstance(found, Left):
-            entries.append(Entry(*place(found.softmax), why=found.why))
+    for softmax, found, allowed in [(n, found, _allowed(found, constants)) for n, found in find(module, regions)]:
+        if isinstance(found, str):
+            entries.append(Entry(*place(softmax), why=found))
             continue
-        entries.append(Entry(*place(found.softmax), NAME, f"{allowed}: no mask" if allowed else ""))
+        entries.append(Entry(*place(softmax), NAME, f"{allowed}: no mask" if allowed else ""))
         if allowed:
             dead.update(constants.steps(found.mask.node))
         new[found.out] = _put(module.graph, found, allowed, new)
@@ -102,9 +92,9 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     return entries
 
 
-def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
+def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
     """Keys that the mask allows, where constants make it and an argument of the operator says it as well."""
-    if isinstance(found, Left) or found.mask is None:
+    if isinstance(found, str) or found.mask is None:
         return None
     tokens = value(found.q).shape[2], value(found.v).shape[2]
     allowed, _ = constants.allowed(found.mask.node, found.out, *tokens, found.mask.is_inverted)
@@ -120,7 +110,9 @@ def _has_window(found: Attention, window: int) -> bool:
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
 
 
-def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attention | Left]:
+def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[tuple[Node, Attention | str]]:
+    """Each softmax of logits and a sink, whose place in the model is the attention's: with that, or why no operator
+    takes its place."""
     for node in module.graph.nodes:
         joined = _joined(node)
         if joined is None:
@@ -129,9 +121,9 @@ def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attenti
             found = _attention(node, *joined)
             _allow(found, regions)
         except _No as why:
-            yield Left(node, str(why))
+            yield node, str(why)
         else:
-            yield found
+            yield node, found
 
 
 def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
@@ -202,7 +194,7 @@ def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> A
     inner = dict.fromkeys((softmax, *before, *between, *after))
     inner.pop(out, None)
     sinks, mask = _sinks(sink, full[1]), None if mask is None else _fitting(mask, full, kind)
-    return Attention(softmax, out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
+    return Attention(out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
 
 
 def _following(softmax: Node) -> tuple[Node, list[Node]]:
