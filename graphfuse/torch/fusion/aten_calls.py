@@ -71,13 +71,13 @@ def _as_recorded(given: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def calls_of(
-    node: Node, aliases: dict[int, torch.Tensor], recorded: Callable[[Node], object]
+    node: Node, aliases: dict[torch.Tensor, torch.Tensor], recorded: Callable[[Node], object]
 ) -> tuple[Sequence[Call], object] | None:
     """The calls of a node that computes tensors from tensors, and what it returns; None for any other node, and one
     that changes what it is given.
 
-    aliases: gets the tensors that calls are given, by the numbers of those that were recorded with the graph. Some
-    operations change shapes in place, and back. recorded: what nodes have.
+    aliases: gets the tensors that calls are given, by those that were recorded with the graph. Some operations change
+    shapes in place, and back. recorded: what nodes have.
     """
     if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
@@ -85,12 +85,12 @@ def calls_of(
         return None
     try:
         with torch.no_grad():
-            aliases |= {id(t): t.detach() for t in tensors([*map(recorded, node.all_input_nodes)])}
+            aliases |= {t: t.detach() for t in tensors([*map(recorded, node.all_input_nodes)])}
     except RuntimeError:  # of a transform that has ended
         return None
 
     def given(a: Node) -> object:
-        return map_aggregate(recorded(a), lambda t: aliases.get(id(t), t))
+        return map_aggregate(recorded(a), lambda t: aliases.get(t, t) if isinstance(t, torch.Tensor) else t)
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
     function = _method(node.target) if node.op == "call_method" else SPELLED.get(node.target, node.target)

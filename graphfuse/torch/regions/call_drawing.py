@@ -98,7 +98,7 @@ class CallDrawing:
         steps: list[OwnedStep],
         node: Node,
         call: Call,
-        known: dict[int, Value],
+        known: dict[torch.Tensor, Value],
         columns: ColumnAxes,
         reduced: dict[Node, ColumnAxes],
     ):
@@ -109,7 +109,7 @@ class CallDrawing:
     def __getitem__(self, name: str) -> object:
         """An argument of the call: a value, a number that was made a tensor, or what was given."""
         given = self.call.arguments[name]
-        return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
+        return self.known.setdefault(given, Value(given)) if isinstance(given, torch.Tensor) else given
 
     def converted(self, name: str) -> object:
         """An argument as the call computes with it: a tensor without dimensions in the type of the result."""

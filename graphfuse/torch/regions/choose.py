@@ -320,7 +320,7 @@ class _Assembled:
         for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
             if isinstance(value, Value) and value.step not in numbers:
                 value = translation.undivided(value)
-                node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
+                node = translation.node_of.get(value.tensor) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
                 if value.step is not None:  # of which this may be a view

@@ -92,7 +92,7 @@ def _turned(d: CallDrawing) -> Value:
         return d.step("turn_pairs", {"input": x}, {"interleaved": True})
     if columns % MULTIPLE or columns > WIDEST:
         raise Untranslated(f"it turns {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}")
-    x = d.known[id(d.call.arguments["tensors"][0])]
+    x = d.known[d.call.arguments["tensors"][0]]
     d.columns(x, -1)
     return d.step("turn_pairs", {"input": x})
 
@@ -177,10 +177,10 @@ def _filled(d: CallDrawing) -> object:
 _CASTS = ("_to_copy.default", "convert_element_type.default")
 
 
-def is_number(call: Call, known: Mapping[int, object]) -> bool:
+def is_number(call: Call, known: Mapping[torch.Tensor, object]) -> bool:
     """True for a view or a cast of a number that was made a tensor: it has no gradient that a view could end."""
     first = next(iter(call.arguments.values()), None)
-    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(id(first)), int | float)
+    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(first), int | float)
 
 
 def as_number(d: CallDrawing) -> object:

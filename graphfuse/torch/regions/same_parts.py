@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -35,15 +35,15 @@ class _Tensor:
     has_gradient: bool
 
 
-def are_same(call: Call, graded: Container[int]) -> bool:
-    """True if the parts of a call make its results and gradients. graded: numbers of tensors that have a gradient.
-    Without one, True also where that cannot be looked at."""
+def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
+    """True if the parts of a call make its results and gradients. graded: tensors that have a gradient. Without one,
+    True also where that cannot be looked at."""
     if call.overload.namespace == "prims":  # whose part is what it is in aten
         return True
 
     def described(value: object) -> object:
         if isinstance(value, torch.Tensor):
-            return _Tensor(value.dim(), id(value) in graded)
+            return _Tensor(value.dim(), value in graded)
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     read = tensors(call.arguments)
@@ -51,7 +51,7 @@ def are_same(call: Call, graded: Container[int]) -> bool:
     is_known = all(t.is_floating_point() for t in read)
     is_known &= not any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in leaves)
     found = _are_same(call.computed, (*leaves,), form) if is_known else None
-    return not any(id(t) in graded for t in read) if found is None else found
+    return graded.isdisjoint(read) if found is None else found
 
 
 @functools.lru_cache(maxsize=256)
