@@ -102,7 +102,7 @@ def called(node: Node) -> str:
 
 
 def arguments(node: Node, *names: str) -> dict[str, object]:
-    """What a call is given, by name. names: of what it may be given by position."""
+    """Arguments of a call by name. names: of those that may be given by position."""
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 

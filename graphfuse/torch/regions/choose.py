@@ -347,9 +347,7 @@ class _Assembled:
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
         results = [seen.moved(places) for seen in results]
         tensors = {key: seen.moved(places) for key, seen in tensors.items()}
-        extents = SharedExtents((*tensors.values(), *results), translation.parts)
-        for seen in tensors.values():
-            extents.add(seen)
+        extents = SharedExtents(tensors.values(), results, translation.parts)
         whole = {key for key, seen in tensors.items() if extents.is_whole(seen)}
         spread = [seen for seen in results if extents.is_whole(seen) and not seen.is_packed]
         order = sorted(read, key=lambda key: (key not in whole, not all(map(tensors[key].lies_as, spread))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
@@ -217,14 +217,6 @@ def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
     return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
 
 
-def _hard_sigmoid(d: CallDrawing) -> Value:
-    return d.step("div", {"a": _opened(d), "b": 6.0})
-
-
-def _hard_swish(d: CallDrawing) -> Value:
-    return d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0})
-
-
 def _opened(d: CallDrawing) -> Value:
     """Six times the hard sigmoid, of which limits have no gradient."""
     return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
@@ -391,21 +383,13 @@ def _cross_entropy(d: CallDrawing) -> Value:
     return d.step("cross_entropy", {"input": x, "target": target}, options, axes=rows)
 
 
-def _layer_norm(d: CallDrawing) -> Value:
-    return _norm(d, "layernorm", d["normalized_shape"], {"scale": d["weight"], "bias": d["bias"]}, d["eps"])
-
-
-def _rms_norm(d: CallDrawing) -> Value:
-    eps = torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
-    return _norm(d, "rmsnorm", d["normalized_shape"], {"scale": d["weight"]}, eps)
-
-
-def _norm(d: CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
-    x = d["input"]
+def _norm(op: str, vectors: Mapping[str, str], d: CallDrawing) -> Value:
+    """A norm of torch's. vectors: by port, the arguments that it is given there, unless they are None."""
+    x, eps = d["input"], torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
     if x.once is not None:
         raise Untranslated(f"{d.call.name} of what is repeated")
-    d.columns(x, range(-len(shape), 0))
-    given = {name: v for name, v in vectors.items() if v is not None}
+    d.columns(x, range(-len(d["normalized_shape"]), 0))
+    given = {port: d[name] for port, name in vectors.items() if d[name] is not None}
     eps = float(eps) if isinstance(eps, torch.SymFloat) and eps.node.has_hint() else eps
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
 
@@ -438,8 +422,8 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
     "elu.default": lambda d: _elu(d, d["scale"], d["input_scale"]),
     "celu.default": lambda d: _elu(d, 1, 1 / d["alpha"]),
-    "hardsigmoid.default": _hard_sigmoid,
-    "hardswish.default": _hard_swish,
+    "hardsigmoid.default": lambda d: d.step("div", {"a": _opened(d), "b": 6.0}),
+    "hardswish.default": lambda d: d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0}),
     "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),
     **dict.fromkeys(("mean.dim", "mean.default"), partial(_reduced, "AVG")),
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
@@ -460,7 +444,6 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "_log_softmax.default": partial(_of_rows, "log_softmax"),
     "logsumexp.default": _logsumexp,
     "graphfuse::cross_entropy_loss.default": _cross_entropy,
-    "native_layer_norm.default": _layer_norm,
-    "_fused_rms_norm.default": _rms_norm,
-    "rms_norm.default": _rms_norm,
+    "native_layer_norm.default": partial(_norm, "layernorm", {"scale": "weight", "bias": "bias"}),
+    **dict.fromkeys(("_fused_rms_norm.default", "rms_norm.default"), partial(_norm, "rmsnorm", {"scale": "weight"})),
 }

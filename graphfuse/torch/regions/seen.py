@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,19 +70,18 @@ class SeenTensor:
 
 class SharedExtents:
     """The extents of rows that tensors have, and of parts of these, by axis counted from the last. is_one: whether all
-    tensors that were added have the same."""
+    tensors that are read have the same."""
 
-    def __init__(self, tensors: Sequence[SeenTensor], parts: Groups | None):
-        self._rank = max(-min(seen.axes, default=-1) - (seen.part > 0) for seen in tensors)
+    def __init__(self, read: Collection[SeenTensor], made: Sequence[SeenTensor], parts: Groups | None):
+        self._rank = max(-min(seen.axes, default=-1) - (seen.part > 0) for seen in (*read, *made))
         self._known: dict[tuple[int, bool], object] = {}
         if parts is not None:
             self._known |= {(-2, True): parts.count, (-1, True): parts.columns}
         self.is_one = True
-
-    def add(self, seen: SeenTensor) -> None:
-        for axis, n in zip(seen.axes, seen.shape, strict=True):
+        extents = ((self._key(seen, axis), n) for seen in read for axis, n in zip(seen.axes, seen.shape, strict=True))
+        for key, n in extents:
             if not same(n, 1):
-                self.is_one &= same(self._known.setdefault(self._key(seen, axis), n), n)
+                self.is_one &= same(self._known.setdefault(key, n), n)
 
     def said(self, seen: SeenTensor) -> tuple[str, str, int]:
         """Axes, type and part of a tensor, as inputs and outputs have them."""

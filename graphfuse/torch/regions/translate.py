@@ -31,6 +31,7 @@ from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.same_parts import are_same
 from graphfuse.torch.regions.turned import turned_within
 
+Known, Tensors = dict[torch.Tensor, Value], set[torch.Tensor]
 Operators = tuple[torch._ops.OpOverload, ...]
 _DECLINED = "no kernel takes it with what stands around"
 
@@ -224,14 +225,7 @@ class TranslatedGraph:
         if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
             raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
 
-    def _call(
-        self,
-        node: Node,
-        call: Call,
-        known: dict[torch.Tensor, Value],
-        graded: set[torch.Tensor],
-        within: Operators = (),
-    ) -> None:
+    def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
         """Draws a call. What no op computes is drawn as torch takes it apart. graded: tensors that have gradients.
         within: what was taken apart for it."""
         read = tensors(call.arguments)
@@ -268,7 +262,7 @@ def _read(node: Node) -> Container[int]:
     return range(sys.maxsize) if None in parts else parts
 
 
-def _like(made: object, known: Mapping[torch.Tensor, Value], read: Container[int]) -> object:
+def _like(made: object, known: Known, read: Container[int]) -> object:
     """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
         if not isinstance(known.get(made), Value):
