@@ -208,7 +208,11 @@ class TranslatedGraph:
         beside parts of rows one of fewer dimensions."""
         values = [v for step in steps for v in step.inputs.values() if isinstance(v, Value)]
         for v in values:
-            self._check_columns(v)
+            shape, extents = tuple(v.shape), self._columns.extents
+            if not self._columns.fit(shape, v.aligned()):
+                raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
+            if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
+                raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
         read = [v for v in values if v.step is None]
         if any(v.tensor not in self.node_of for v in read):
             raise Untranslated("it reads a tensor that is no node's")
@@ -216,14 +220,6 @@ class TranslatedGraph:
         apart = (v for v in read if self.part(node) and v.tensor not in self._undivided)
         if any(0 < v.tensor.dim() < most for v in apart):
             raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
-
-    def _check_columns(self, v: Value) -> None:
-        shape = tuple(v.shape)
-        if not self._columns.fit(shape, v.aligned()):
-            extents = self._columns.extents
-            raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
-        if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
-            raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
 
     def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
         """Draws a call. What no op computes is drawn as torch takes it apart. graded: tensors that have gradients.
