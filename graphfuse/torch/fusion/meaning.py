@@ -255,6 +255,7 @@ def tensors(made: object) -> list[torch.Tensor]:
 
 
 def has_gradient(node: Node) -> bool:
+    """True if a tensor that a node has requires a gradient."""
     return any(t.requires_grad for t in tensors(told(node)))
 
 

@@ -85,9 +85,14 @@ class OwnedStep:
     attributes: Mapping[str, object]
     dtype: str
 
+    @property
+    def read(self) -> list[Value]:
+        """Inputs that are no numbers."""
+        return [v for v in self.inputs.values() if isinstance(v, Value)]
+
     def upstream(self) -> Iterator[OwnedStep]:
         """The step and those that it is made of."""
-        return reached([self], lambda one: (v.step for v in one.inputs.values() if isinstance(v, Value) and v.step))
+        return reached([self], lambda one: (v.step for v in one.read if v.step is not None))
 
 
 class CallDrawing:

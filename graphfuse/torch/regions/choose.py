@@ -185,9 +185,8 @@ def _components(
         return levels[step.owner], parts[step.owner]
 
     def keys(step: OwnedStep) -> Sequence[object]:
-        values = [v for v in step.inputs.values() if isinstance(v, Value)]
-        beside = (v.step for v in values if v.step is not None and place(v.step) == place(step))
-        shared = (step.owner, *(id(v.tensor) for v in values if v.step is None and v.tensor.dim() > 1))
+        beside = (v.step for v in step.read if v.step is not None and place(v.step) == place(step))
+        shared = (step.owner, *(id(v.tensor) for v in step.read if v.step is None and v.tensor.dim() > 1))
         return (step, *beside, *((place(step), one) for one in shared))
 
     return linked((step, keys(step)) for step in translation.steps)
@@ -224,7 +223,7 @@ def _read(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequ
     for step in reversed(steps):
         if step in read:
             found.append(step)
-            read.update(v.step for v in step.inputs.values() if isinstance(v, Value))
+            read.update(v.step for v in step.read)
     return found[::-1]
 
 
@@ -234,7 +233,7 @@ def _reduces(steps: Sequence[OwnedStep]) -> bool:
 
 def _without_casts(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
     """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
-    read = {v.step for step in steps for v in step.inputs.values() if isinstance(v, Value)}
+    read = {v.step for step in steps for v in step.read}
     return [step for step in steps if step in read or not _is_cast_at_end(step, visible)]
 
 

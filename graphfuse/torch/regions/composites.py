@@ -71,7 +71,7 @@ def _permuted(d: CallDrawing) -> Value:
         return d.read(new)
     if value.once is not None:
         raise Untranslated("a view that moves what is repeated")
-    if all(new.dim() > v.tensor.dim() for v in value.step.inputs.values() if isinstance(v, Value)):
+    if all(new.dim() > v.tensor.dim() for v in value.step.read):
         raise Untranslated("a view that adds a dimension where the rows have none")
     order = [*range(new.dim())]
     if d.call.name == "permute.default":
@@ -375,7 +375,7 @@ def _logsumexp(d: CallDrawing) -> Value:
 def _cross_entropy(d: CallDrawing) -> Value:
     x = d["input"]
     rows = x.aligned()[: d.columns(x, -1)[0]]
-    read = (v for one in (x.step.upstream() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
+    read = (v for one in (x.step.upstream() if x.step else ()) for v in one.read)
     if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
         raise Untranslated("it reads targets without a dimension that its logits had before")
     target = replace(d["target"], axes=rows)

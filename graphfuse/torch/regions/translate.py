@@ -206,7 +206,7 @@ class TranslatedGraph:
     def _check_leaves(self, node: Node, steps: Sequence[OwnedStep]) -> None:
         """Untranslated where steps read a tensor that is no node's, some columns of rows of several dimensions, or
         beside parts of rows one of fewer dimensions."""
-        values = [v for step in steps for v in step.inputs.values() if isinstance(v, Value)]
+        values = [v for step in steps for v in step.read]
         for v in values:
             shape, extents = tuple(v.shape), self._columns.extents
             if not self._columns.fit(shape, v.aligned()):
