@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from graphfuse.base.enums import norm_forward_phase, reduction_mode
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, columns
+from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import (
     DGATE,
     DWEIGHT,
@@ -16,7 +17,6 @@ from graphfuse.torch.operators.computation import (
     TOTAL,
     TYPES,
     WEIGHT,
-    Computation,
     X,
     Y,
     gradient_of,
@@ -25,7 +25,7 @@ from graphfuse.torch.operators.computation import (
 
 
 @dataclass(frozen=True)
-class GatedNorm(Computation):
+class GatedNorm(ByRule):
     """RMSNorm of x times weight or weight + 1, times an activation of gate; or RMSNorm of x times that activation.
 
     gate_first: the second of these. sigmoid: the activation, in place of SiLU. rounded: the norm is rounded to x's type
@@ -55,7 +55,7 @@ WEIGHTS = tuple(TensorParameter(n, TYPES, columns("x"), optional=True) for n in 
 
 
 @dataclass(frozen=True)
-class NormAddNorm(Computation):
+class NormAddNorm(ByRule):
     """total = RMSNorm(x) * weight + residual, and y = RMSNorm(total) * next_weight, rounded wherever the three steps
     round. zero_centred, rounded: as of ``GatedNorm``, for both norms."""
 
@@ -85,7 +85,7 @@ class NormAddNorm(Computation):
 
 
 @dataclass(frozen=True)
-class UnitNorm(Computation):
+class UnitNorm(ByRule):
     """x / max(length, eps) * factor * weight, each step rounded to x's type. rounded: the length is rounded, too."""
 
     rounded: bool = False

@@ -14,6 +14,7 @@ from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention.mask import Seen, allows
 from graphfuse.torch.fusion.meaning import called, is_op, may_write, value, writes
+from graphfuse.torch.fusion.reached import reached
 
 LARGEST = 1 << 31
 """Bytes of a tensor that is computed, at most: a mask of 32,768 x 32,768 truth values is half of it."""
@@ -79,15 +80,11 @@ class Constants:
         return self._found[node]
 
     def _steps(self, node: Node) -> Sequence[Node] | str:
-        steps, waiting = set[Node](), [node]
-        while waiting:
-            step = waiting.pop()
-            if step in steps:
-                continue
+        steps = list[Node]()
+        for step in reached([node], lambda step: (*step.all_input_nodes, *_changing(step))):
             if why := _why_not(step):
                 return why
-            steps.add(step)
-            waiting += [*step.all_input_nodes, *_changing(step)]
+            steps.append(step)
         return sorted(steps)
 
 
@@ -121,21 +118,13 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _changing(node: Node) -> Iterator[Node]:
     """The nodes that change one in place, or might: through whatever may share its memory."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if user in seen or user.op == "output" or is_op(user, "attention"):
-                continue
-            seen.add(user)
-            if may_write(user):
-                yield user
-            if may_write(user) or not _is_fresh(user):
-                waiting.append(user)
 
+    def sharing(one: Node) -> Iterator[Node]:
+        is_fresh = called(one) in _FRESH or is_op(one, *_ARITHMETIC)
+        is_seen_through = one is node or may_write(one) or not is_fresh
+        return (u for u in one.users if is_seen_through and u.op != "output" and not is_op(u, "attention"))
 
-def _is_fresh(node: Node) -> bool:
-    """True if a node makes a tensor of its own, of whatever it reads."""
-    return called(node) in _FRESH or is_op(node, *_ARITHMETIC) is not None
+    return (one for one in reached([node], sharing) if one is not node and may_write(one))
 
 
 def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:

@@ -110,9 +110,9 @@ def _traced(
 
 
 def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | None:
-    found = next(sinks.find(graph, surroundings.regions(graph.graph)), None)
+    _, found = next(sinks.find(graph, surroundings.regions(graph.graph)), (None, None))
     if not isinstance(found, sinks.Attention):
-        return None if found is None else f"attention: {found.why}"
+        return None if found is None else f"attention: {found}"
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     names = dict(zip(places, (*_GIVEN, *vectors), strict=True))
     given = (found.q, found.k, found.v, found.mask and found.mask.node)

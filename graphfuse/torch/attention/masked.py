@@ -6,7 +6,7 @@ kernels with a mask read no groups of heads. What a mask allows is read off its 
 it is written. Nodes that only the mask was made of go with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,8 +25,9 @@ from graphfuse.torch.attention.operator import (
 )
 from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
-from graphfuse.torch.fusion.meaning import called, is_changed, is_op, may_write, value
+from graphfuse.torch.fusion.meaning import arguments, called, is_changed, is_op, may_write, value
 from graphfuse.torch.fusion.new_nodes import permuted
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.fusion.report import Entry
 from graphfuse.torch.fusion.surroundings import Regions
 
@@ -50,7 +51,9 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
     """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
     where they change. place: the name of the module that a node is of, and its class."""
     graph = module.graph
-    constants, chooses = Constants(), any(_chooses_kernels(node) for node in graph.nodes)
+    # Whether the graph itself sets which kernels attention may take.
+    chooses = any("sdp" in getattr(n.target, "__name__", "") and not is_op(n, "attention") for n in graph.nodes)
+    constants = Constants()
     entries, dead = [], set[Node]()
     for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
         what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
@@ -86,21 +89,15 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
 
 
 def _call(node: Node) -> AttentionCall | None:
-    found = is_op(node, "attention")
-    if found is None:
+    if not is_op(node, "attention"):
         return None
-    given = dict(zip(_ARGUMENTS, found.args, strict=False)) | found.named
+    given = arguments(node, *_ARGUMENTS)
     known = {*_ARGUMENTS, *_DEFAULTS}
     if not given.keys() <= known or not all(isinstance(value(given.get(n)), torch.Tensor) for n in _ARGUMENTS[:3]):
         return None
     return AttentionCall(
         node, {name: v for name, v in given.items() if name not in _DEFAULTS or v is not _DEFAULTS[name]}
     )
-
-
-def _chooses_kernels(node: Node) -> bool:
-    """True if a graph itself sets which kernels attention may take."""
-    return "sdp" in getattr(node.target, "__name__", "") and not is_op(node, "attention")
 
 
 def _why_left(call: AttentionCall, regions: Regions) -> str:
@@ -116,26 +113,22 @@ def _why_left(call: AttentionCall, regions: Regions) -> str:
     return f"{viewed.name} of its result needs the layout that the kernel with a mask gives it" if viewed else ""
 
 
-def _is_positive(scale: object) -> bool:
-    """True if a scale is known to be: torch's kernel for the CPU is not defined for others with is_causal."""
-    return scale is None or isinstance(scale, int | float) and scale > 0
-
-
 def _viewed(out: Node) -> Node | None:
     """A view of a result, which fits one layout alone: kernels with a mask and without return theirs."""
-    waiting = [out]
-    while waiting:
-        for user in waiting.pop().users:
-            if called(user) in ("view", "view_as", "as_strided", "unflatten", "_unsafe_view"):
-                return user
-            if is_op(user, "view", "expand", "permute", "slice", "cast") or called(user) in ("t", "detach", "alias"):
-                waiting.append(user)
-    return None
+
+    def readers(node: Node) -> Iterable[Node]:
+        is_moved = is_op(node, "view", "expand", "permute", "slice", "cast") or called(node) in ("t", "detach", "alias")
+        return node.users if node is out or is_moved else ()
+
+    of_one_layout = ("view", "view_as", "as_strided", "unflatten", "_unsafe_view")
+    return next((one for one in reached([out], readers) if called(one) in of_one_layout), None)
 
 
 def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
     """Why a mask stays of which it is known what it allows; "" where it goes."""
-    if kind.is_causal and not _is_positive(call.get("scale")):
+    scale = call.get("scale")
+    is_positive = scale is None or isinstance(scale, int | float) and scale > 0
+    if kind.is_causal and not is_positive:  # for which torch's kernel for the CPU is not defined
         return "kernels for causal attention take a positive scale"
     if kind.window is None:
         return ""

@@ -149,7 +149,8 @@ def _fitted(
         options = replace(options, window=None)  # of a number that varies, a graph would be for one side of it alone
     kernel = kernel_of(q, k, v, mask is not None, options)
     if options.window is not None and not kernel.has_window:
-        mask, options = _seen(q, k, options.window), Options(options.scale)
+        every = q.new_ones((1, 1, queries, k.shape[2]), dtype=torch.bool)
+        mask, options = every.tril().triu(1 - options.window), Options(options.scale)
     bias = None if mask is None else _bias(mask, q)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and not kernel.is_grouped:
@@ -175,11 +176,6 @@ def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool,
 
 def _is_sharded(t: torch.Tensor) -> bool:
     return hasattr(type(t), "__tensor_flatten__")
-
-
-def _seen(q: torch.Tensor, k: torch.Tensor, window: int) -> torch.Tensor:
-    """The mask of a window."""
-    return q.new_ones((1, 1, q.shape[2], k.shape[2]), dtype=torch.bool).tril().triu(1 - window)
 
 
 @cache

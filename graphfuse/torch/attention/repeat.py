@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import Meaning, called, is_op, permutation, value
+from graphfuse.torch.fusion.meaning import Meaning, arguments, called, is_op, permutation, value
 
 HEADS = 1
 """The dimension of heads, of four."""
@@ -106,9 +106,8 @@ def _tiled(node: Node, dims: _Dims) -> _Dims | None:
 
 
 def _interleaved(node: Node, dims: _Dims) -> _Dims | None:
-    named = dict(node.kwargs)
-    times = node.args[1] if len(node.args) > 1 else named.get("repeats")
-    dim = node.args[2] if len(node.args) > 2 else named.get("dim")
+    given = arguments(node, "input", "repeats", "dim")
+    times, dim = given.get("repeats"), given.get("dim")
     if not isinstance(times, int) or times < 1 or not isinstance(dim, int):
         return None
     dim %= len(dims)

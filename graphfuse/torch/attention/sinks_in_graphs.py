@@ -27,6 +27,7 @@ from graphfuse.torch.fusion.meaning import (
     end_of,
     exact,
     is_changed,
+    is_last,
     is_op,
     joined,
     number,
@@ -38,6 +39,7 @@ from graphfuse.torch.fusion.meaning import (
     writes,
 )
 from graphfuse.torch.fusion.new_nodes import put, tell_as
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.fusion.report import Entry
 
 _aten = torch.ops.aten
@@ -53,14 +55,12 @@ class Mask:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax: its place in the model is the attention's.
-    out: the result.
+    """out: the result.
     inner: what is computed between, in order, which nobody else may read.
     is_k_turned: whether k has columns before keys.
     sinks: of one element for each head, in any shape.
     """
 
-    softmax: Node
     out: Node
     inner: tuple[Node, ...]
     q: Node
@@ -72,14 +72,6 @@ class Attention:
     scale: float
 
 
-@dataclass(frozen=True)
-class Left:
-    """Softmax of logits and a sink that no operator takes the place of."""
-
-    softmax: Node
-    why: str
-
-
 class _No(Exception):
     """Why an attention is left."""
 
@@ -88,11 +80,11 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     """Puts the operator in place of all in a graph. place: the name of the module that a node is of, and its class."""
     regions, constants = surroundings.regions(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
-    for found, allowed in [(found, _allowed(found, constants)) for found in find(module, regions)]:
-        if isinstance(found, Left):
-            entries.append(Entry(*place(found.softmax), why=found.why))
+    for softmax, found, allowed in [(n, found, _allowed(found, constants)) for n, found in find(module, regions)]:
+        if isinstance(found, str):
+            entries.append(Entry(*place(softmax), why=found))
             continue
-        entries.append(Entry(*place(found.softmax), NAME, f"{allowed}: no mask" if allowed else ""))
+        entries.append(Entry(*place(softmax), NAME, f"{allowed}: no mask" if allowed else ""))
         if allowed:
             dead.update(constants.steps(found.mask.node))
         new[found.out] = _put(module.graph, found, allowed, new)
@@ -100,9 +92,9 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     return entries
 
 
-def _allowed(found: Attention | Left, constants: Constants) -> Seen | None:
+def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
     """Keys that the mask allows, where constants make it and an argument of the operator says it as well."""
-    if isinstance(found, Left) or found.mask is None:
+    if isinstance(found, str) or found.mask is None:
         return None
     tokens = value(found.q).shape[2], value(found.v).shape[2]
     allowed, _ = constants.allowed(found.mask.node, found.out, *tokens, found.mask.is_inverted)
@@ -118,7 +110,9 @@ def _has_window(found: Attention, window: int) -> bool:
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
 
 
-def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attention | Left]:
+def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[tuple[Node, Attention | str]]:
+    """Each softmax of logits and a sink, whose place in the model is the attention's: with that, or why no operator
+    takes its place."""
     for node in module.graph.nodes:
         joined = _joined(node)
         if joined is None:
@@ -127,15 +121,15 @@ def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[Attenti
             found = _attention(node, *joined)
             _allow(found, regions)
         except _No as why:
-            yield Left(node, str(why))
+            yield node, str(why)
         else:
-            yield found
+            yield node, found
 
 
 def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
     """Logits and what is one logit more in each row, of a softmax along these; and the nodes between."""
     found = is_op(node, "softmax")
-    if found is None or value(node) is None or found.get(1, "dim") not in (-1, value(node).dim() - 1):
+    if found is None or not is_last(found.get(1, "dim"), node):
         return None
     source, inner = _cast_of(found.get(0, "input"))
     less = is_op(source, "sub")
@@ -175,7 +169,7 @@ def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
         return None
     source, dim = found.get(0, "input"), found.get(1, "dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    return (source, seen) if value(source) is not None and dim in (-1, value(source).dim() - 1) else None
+    return (source, seen) if is_last(dim, source) else None
 
 
 def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> Attention:
@@ -200,7 +194,7 @@ def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> A
     inner = dict.fromkeys((softmax, *before, *between, *after))
     inner.pop(out, None)
     sinks, mask = _sinks(sink, full[1]), None if mask is None else _fitting(mask, full, kind)
-    return Attention(softmax, out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
+    return Attention(out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
 
 
 def _following(softmax: Node) -> tuple[Node, list[Node]]:
@@ -288,12 +282,8 @@ def _leads_to_product(node: object) -> bool:
 
 def _is_lowest(given: object, kind: torch.dtype | None) -> bool:
     """True if a number takes a logit away: minus infinity, or the lowest of the type."""
-    return (
-        isinstance(given, int | float)
-        and kind is not None
-        and kind.is_floating_point
-        and given <= torch.finfo(kind).min
-    )
+    is_number = isinstance(given, int | float) and kind is not None and kind.is_floating_point
+    return is_number and given <= torch.finfo(kind).min
 
 
 def _fitting(mask: Mask, full: Sequence[object], kind: torch.dtype) -> Mask:
@@ -369,7 +359,12 @@ def whole(node: object) -> object:
 
 def _allow(found: Attention, regions: surroundings.Regions) -> None:
     ends = (found.q, found.k, found.v, found.sinks, *([found.mask.node] if found.mask else []))
-    within, nodes = {*surroundings.between((found.out,), ends), found.out}, {*found.inner, found.out}
+    nodes = {*found.inner, found.out}
+
+    def read(node: Node) -> Sequence[Node]:
+        return [t for t in node.all_input_nodes if t not in ends and t.op not in ("placeholder", "get_attr")]
+
+    within = {*reached([found.out], read)}
     if dtype(found.out) not in TYPES:
         raise _No(f"its result is {dtype(found.out)}")
     for node in found.inner:
@@ -403,7 +398,8 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
         k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
         tensors = [t if dtype(t) is kind else put(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
         sinks = found.sinks if value(found.sinks).dim() == 1 else put(graph, _aten.reshape.default, found.sinks, [-1])
-        mask = _as_given(graph, found.mask) if allowed is None else None
+        mask = found.mask.node if found.mask and allowed is None else None
+        mask = put(graph, _aten.logical_not.default, mask) if mask and found.mask.is_inverted else mask
         call: Callable[..., object] = getattr(torch.ops.graphfuse, NAME).default
         options = (
             (mask, False, found.scale) if allowed is None else (None, allowed.is_causal, found.scale, allowed.window)
@@ -417,10 +413,3 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
     for node in sorted((out, *found.inner), reverse=True):
         graph.erase_node(node)
     return made
-
-
-def _as_given(graph: Graph, mask: Mask | None) -> Node | None:
-    """attn_mask of the operator."""
-    if mask is None or not mask.is_inverted:
-        return mask and mask.node
-    return put(graph, _aten.logical_not.default, mask.node)

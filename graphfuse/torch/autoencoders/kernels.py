@@ -10,20 +10,15 @@ from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, columns, like
-from graphfuse.op_graph.tensor import Tensor
 
 _ADDEND = TensorParameter("addend", FLOATS, columns("input"))
 _RESIDUAL = TensorParameter("residual", FLOATS, like("input"), optional=True)
 _TOTAL = TensorParameter("total", FLOATS, like("input"), written=True, optional=True)
 
 
-def _total(d: DrawnGraph) -> Tensor:
-    total = d.graph.add(d["input"], d["addend"])
-    return d.graph.add(total, d["residual"]) if "residual" in d else total
-
-
 def _draw_norm(d: DrawnGraph) -> None:
-    total = _total(d)
+    total = d.graph.add(d["input"], d["addend"])
+    total = d.graph.add(total, d["residual"]) if "residual" in d else total
     if "total" in d:
         d.store_read("total", total)
     d.store("out", d.graph.swish(d.norm(total)))

@@ -20,7 +20,7 @@ from graphfuse.torch.compile_backend import group_norms, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses
 from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.fusion.meaning import has_gradient
 from graphfuse.torch.fusion.new_nodes import become
 from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.regions import judged as regions_of
@@ -138,12 +138,8 @@ def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
         yield Entry(*first, why=f"{said}: {why}")
         return
     yield Entry(*first, "region", said, region.moved)
-    yield from (Entry(*other, "region", f"with {_own(first)}") for other in others)
-
-
-def _own(place: tuple[str, str]) -> str:
-    """A module's own name, which is the same in all layers."""
-    return place[0].rpartition(".")[2]
+    own_name = first[0].rpartition(".")[2]  # which is the same in all layers
+    yield from (Entry(*other, "region", f"with {own_name}") for other in others)
 
 
 def _place(node: Node) -> tuple[str, str]:
@@ -166,5 +162,4 @@ def _place(node: Node) -> tuple[str, str]:
 
 def is_for_training(module: GraphModule) -> bool:
     """True if the graph that Dynamo made has gradients."""
-    out = module.graph.output_node().all_input_nodes
-    return any(t.requires_grad for node in out if isinstance(t := value(node), torch.Tensor))
+    return any(map(has_gradient, module.graph.output_node().all_input_nodes))

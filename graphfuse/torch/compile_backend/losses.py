@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.losses import MOST_IGNORED
 from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import called, dtype, exact, is_changed, is_op, same, value, wide
+from graphfuse.torch.fusion.meaning import arguments, called, dtype, exact, is_changed, is_op, same, value, wide
 from graphfuse.torch.fusion.new_nodes import put, record, tell_as
 from graphfuse.torch.regions.replace import erase_unread
 
@@ -109,7 +109,7 @@ def _losses(graph: Graph) -> Iterator[Loss]:
         names = _PARAMETERS.get(called(node))
         if names is None:
             continue
-        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        given = arguments(node, *names)
         given |= {"input": given.get("input", given.get("self"))}
         reduction, smoothing = given.get("reduction", "mean"), given.get("label_smoothing", 0.0)
         reduction = _REDUCTIONS[reduction] if isinstance(reduction, int) else reduction
@@ -155,7 +155,7 @@ def _normalized(x: Node, source: Node) -> Node | None:
         node = node.args[0]
     if called(node) != "log_softmax" or len(node.users) != 1 or value(node) is None:
         return None
-    given = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
+    given = arguments(node, "input", "dim")
     kind, is_last = dtype(given["input"]), given.get("dim") in (-1, value(node).dim() - 1)
     return _unviewed(given["input"]) if is_last and dtype(node) in (kind, wide(kind)) else None
 

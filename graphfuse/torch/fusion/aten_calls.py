@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.meaning import called, same, several, told, writes
+from graphfuse.torch.fusion.meaning import called, same, several, tensors, told, writes
 from graphfuse.torch.fusion.own_kernels import SPELLED
 
 
@@ -39,23 +39,6 @@ class Call:
         return getattr(packet, self.overload._overloadname or "default", self.overload)
 
 
-class _Calls:
-    """The calls that were made through it."""
-
-    def __init__(self) -> None:
-        self.found: list[Call] = []
-
-    def __call__(self, func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        made = func(*args, **kwargs)
-        arguments = {}
-        for place, a in enumerate(func._schema.arguments):
-            arguments[a.name] = args[place] if place < len(args) else kwargs.get(a.name, a.default_value)
-        results = tuple(several(made))
-        if any(isinstance(t, torch.Tensor) for t in results):
-            self.found.append(Call(func, arguments, results))
-        return made
-
-
 def _are_alike(made: object, recorded: object) -> bool:
     """True if a call made what it did when the graph was recorded. Under autocast it may not have."""
     if not isinstance(made, torch.Tensor):
@@ -73,15 +56,14 @@ def _has_tensors(node: Node) -> bool:
 
 
 @contextmanager
-def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def _as_recorded(given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Context of tensors without memory: operations make such tensors of numbers, too, and what they ask of
     extents that vary guards nothing."""
-    tensors = [*tensors]
-    modes = (getattr(t, "fake_mode", None) for t in tensors)
+    modes = (getattr(t, "fake_mode", None) for t in given)
     mode = next((mode for mode in modes if mode is not None), None)
     extents = getattr(mode, "shape_env", None)
     # Torch's rules in C++ know only extents that are numbers.
-    vary = any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape)
+    vary = any(isinstance(n, torch.SymInt) for t in given for n in t.shape)
     rules = torch_private.python_dispatcher() if vary else nullcontext()
     unguarded = nullcontext() if extents is None else extents.suppress_guards()
     with nullcontext() if mode is None else mode, unguarded, rules:
@@ -89,31 +71,30 @@ def _as_recorded(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def calls_of(
-    node: Node, aliases: dict[int, torch.Tensor], recorded: Callable[[Node], object]
+    node: Node, aliases: dict[torch.Tensor, torch.Tensor], recorded: Callable[[Node], object]
 ) -> tuple[Sequence[Call], object] | None:
     """The calls of a node that computes tensors from tensors, and what it returns; None for any other node, and one
     that changes what it is given.
 
-    aliases: gets the tensors that calls are given, by the numbers of those that were recorded with the graph. Some
-    operations change shapes in place, and back. recorded: what nodes have.
+    aliases: gets the tensors that calls are given, by those that were recorded with the graph. Some operations change
+    shapes in place, and back. recorded: what nodes have.
     """
     if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
-    tensors = [t for a in node.all_input_nodes for t in several(recorded(a)) if isinstance(t, torch.Tensor)]
     try:
         with torch.no_grad():
-            aliases |= {id(t): t.detach() for t in tensors}
+            aliases |= {t: t.detach() for t in tensors([*map(recorded, node.all_input_nodes)])}
     except RuntimeError:  # of a transform that has ended
         return None
 
     def given(a: Node) -> object:
-        return map_aggregate(recorded(a), lambda t: aliases.get(id(t), t))
+        return map_aggregate(recorded(a), lambda t: aliases.get(t, t) if isinstance(t, torch.Tensor) else t)
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
     function = _method(node.target) if node.op == "call_method" else SPELLED.get(node.target, node.target)
-    found = _logged(function, args, kwargs, tensors)
+    found = _logged(function, args, kwargs)
     return found if found is not None and _are_alike(found[1], recorded(node)) else None
 
 
@@ -124,8 +105,7 @@ def parts_of(call: Call) -> tuple[Sequence[Call], Sequence[object]] | None:
     if function is None:
         return None
     args, named = given(call)
-    tensors = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
-    found = _logged(function, args, named, tensors)
+    found = _logged(function, args, named)
     if found is None:
         return None
     calls, made = found[0], several(found[1])
@@ -149,16 +129,27 @@ def _method(name: str) -> Callable[..., object]:
 
 
 def _logged(
-    function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object], tensors: Iterable[torch.Tensor]
+    function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]
 ) -> tuple[Sequence[Call], object] | None:
     """Calls of aten that a function of tensors makes, and what it returns; None where it does not run on these."""
-    calls = _Calls()
-    seen = torch_private.dispatched_to(calls)
+    calls = list[Call]()
+
+    def log(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        made = func(*args, **kwargs)
+        arguments = {}
+        for place, a in enumerate(func._schema.arguments):
+            arguments[a.name] = args[place] if place < len(args) else kwargs.get(a.name, a.default_value)
+        results = tuple(several(made))
+        if any(isinstance(t, torch.Tensor) for t in results):
+            calls.append(Call(func, arguments, results))
+        return made
+
+    seen = torch_private.dispatched_to(log)
     if seen is None:
         return None
     try:
-        with torch.no_grad(), _as_recorded(tensors), seen:
-            return calls.found, function(*args, **kwargs)
+        with torch.no_grad(), _as_recorded(tensors((args, kwargs))), seen:
+            return calls, function(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None
 
@@ -176,8 +167,7 @@ def mistold(graph: Graph) -> set[Node]:
 
 def _are_mixed(given: object) -> bool:
     """True for floating-point tensors of several types, but those without dimensions."""
-    tensors = (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
-    return len({t.dtype for t in tensors if t.dim() and t.is_floating_point()}) > 1
+    return len({t.dtype for t in tensors(given) if t.dim() and t.is_floating_point()}) > 1
 
 
 def _is_told(node: Node) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
@@ -18,12 +17,14 @@ from graphfuse.torch.fusion.meaning import (
     MEANING,
     OURS,
     PARTS,
+    arguments,
     called,
     dtype,
     is_item,
     is_op,
     same,
     several,
+    tensors,
     told,
     value,
     writes,
@@ -48,6 +49,11 @@ def is_generated(node: Node) -> bool:
     """True if inductor writes the kernel of an operation."""
     name = _name(node)
     return bool(name) and (_is_known(name) or not reads(node) or bool(_made_of(node)))
+
+
+def is_fused(node: Node) -> bool:
+    """True if inductor computes a node in one kernel with its neighbours, or need not compute it."""
+    return is_free(node) or is_generated(node)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -84,7 +90,7 @@ def is_free(node: Node) -> bool:
 
 def rate_of_dropout(node: Node) -> object:
     """Part of the elements that a dropout drops."""
-    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    given = arguments(node, "input", "p", "training")
     return given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0
 
 
@@ -116,7 +122,7 @@ def reads(node: Node) -> bool:
     made = told(node)
     if _is_of_extents(called(node)):
         return False
-    return node.op == "output" or made is None or any(isinstance(one, torch.Tensor) for one in several(made))
+    return node.op == "output" or made is None or bool(tensors(made))
 
 
 def title(node: Node) -> str:
@@ -191,5 +197,4 @@ def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] |
 
 def _moves_nothing(call: Call) -> bool:
     """True for a view, and for what reads no elements."""
-    reads_none = not any(isinstance(v, torch.Tensor) for v in pytree.tree_leaves(call.arguments))
-    return is_view(call) or reads_none or _is_of_extents(call.name.partition(".")[0])
+    return is_view(call) or not tensors(call.arguments) or _is_of_extents(call.name.partition(".")[0])

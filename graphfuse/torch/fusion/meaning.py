@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 
@@ -98,6 +99,11 @@ def called(node: Node) -> str:
             return name
         return target._schema.name if target._schema.name in OURS else ""
     return name_of(target)
+
+
+def arguments(node: Node, *names: str) -> dict[str, object]:
+    """Arguments of a call by name. names: of those that may be given by position."""
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def name_of(target: object) -> str:
@@ -243,6 +249,16 @@ def several(made: object) -> Sequence[object]:
     return made if isinstance(made, list | tuple) else (made,)
 
 
+def tensors(made: object) -> list[torch.Tensor]:
+    """Tensors among what a node has, or a call is given."""
+    return [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
+
+
+def has_gradient(node: Node) -> bool:
+    """True if a tensor that a node has requires a gradient."""
+    return any(t.requires_grad for t in tensors(told(node)))
+
+
 def value(node: object) -> torch.Tensor | None:
     """A tensor of the node's shape and type."""
     if not isinstance(node, Node):
@@ -259,6 +275,11 @@ def number(node: object) -> int | float | torch.SymFloat | None:
     if isinstance(node, torch.SymFloat) and not node.node.has_hint():
         return None
     return node if isinstance(node, int | float | torch.SymFloat) else None
+
+
+def is_last(dim: object, node: object) -> bool:
+    """True if a number is that of the last dimension of a node's tensor."""
+    return value(node) is not None and dim in (-1, value(node).dim() - 1)
 
 
 def dtype(node: object) -> torch.dtype | None:
@@ -322,14 +343,14 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     source = found.args[0] if found and found.args else None
     if value(source) is None:
         return None
-    last = value(source).dim() - 1
     if found.meaning == "slice":  # aten's
         taken = slice(found.get(2, "start"), found.get(3, "end"), found.get(4, "step"))
-        return (source, taken) if found.get(1, "dim", 0) in (-1, last) else None
+        return (source, taken) if is_last(found.get(1, "dim", 0), source) else None
     index = found.args[1] if called(node) == "getitem" else ()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return None
-    return (source, index[-1]) if index[:-1] in ((Ellipsis,), (slice(None),) * last) else None
+    whole = (slice(None),) * (value(source).dim() - 1)
+    return (source, index[-1]) if index[:-1] in ((Ellipsis,), whole) else None
 
 
 def number_of_pairs(index: object, rank: int = 0) -> int | None:
@@ -345,10 +366,8 @@ def number_of_pairs(index: object, rank: int = 0) -> int | None:
 def joined(node: object) -> Sequence[Node]:
     """The tensors that a node has one behind the other, along the last dimension; none where it has no such."""
     found = is_op(node, "cat")
-    if found is None or value(node) is None:
-        return ()
-    dim = found.get(1, "dim", found.named.get("axis", 0))
-    return found.get(0, "tensors") if dim in (-1, value(node).dim() - 1) else ()
+    is_at_end = found is not None and is_last(found.get(1, "dim", found.named.get("axis", 0)), node)
+    return found.get(0, "tensors") if is_at_end else ()
 
 
 def operands(found: Meaning) -> Iterator[tuple[object, object]]:

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import hint, is_op, same, value
+from graphfuse.torch.fusion.reached import reached
 
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""
@@ -45,16 +46,11 @@ class Crossing:
 
     def _with_what_follows(self) -> Iterator[Node]:
         """The others, and behind them what inductor computes with them."""
-        seen, waiting = set[Node](), [*self.others]
-        while waiting:
-            node = waiting.pop(0)
-            is_free = generated.is_free(node)
-            if node in seen or not (is_free or node in self.others or generated.is_generated(node)):
-                continue
-            seen.add(node)
-            waiting += node.users if self.where != _BEFORE else ()
-            if not is_free:
-                yield node
+
+        def behind(node: Node) -> Iterable[Node]:
+            return filter(generated.is_fused, node.users) if self.where != _BEFORE else ()
+
+        return (node for node in reached(self.others, behind) if not generated.is_free(node))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +103,10 @@ class TakenNodes:
         for user in node.users:
             if not generated.reads(user):
                 continue
-            if (
-                user not in self.own
-                and generated.is_free(user)
-                or user in self.own
-                and is_op(user, "cast", "same", "view")
-            ):
+            is_own = user in self.own
+            if is_op(user, "cast", "same", "view") if is_own else generated.is_free(user):
                 yield from self._readers(user)
-            elif user not in self.own:
+            elif not is_own:
                 yield user, node
 
     def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
@@ -149,7 +141,7 @@ class TakenNodes:
         for node in (node for node in first.graph.nodes if first <= node <= last):
             how = max((found.get(t, 0) for t in node.all_input_nodes), default=0)
             if node not in found and how:
-                is_through = node in self.own or generated.is_free(node) or generated.is_generated(node)
+                is_through = node in self.own or generated.is_fused(node)
                 found[node] = how if is_through else _BEHIND
         return found
 
@@ -157,13 +149,8 @@ class TakenNodes:
     def _upstream(self) -> set[Node]:
         """Nodes that read what the site does, and make what it needs."""
         first = min(self.read)
-        seen, waiting = set[Node](), [*self.needed]
-        while waiting:
-            node = waiting.pop()
-            if node not in seen and node > first:
-                seen.add(node)
-                waiting += node.all_input_nodes
-        return seen
+        found = reached(self.needed, lambda node: node.all_input_nodes if node > first else ())
+        return {node for node in found if node > first}
 
 
 def _title(node: Node) -> str:

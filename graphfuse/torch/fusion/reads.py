@@ -32,38 +32,6 @@ def is_plain(value: object) -> bool:
     return type(value) in (*_NUMBERS, *_ONE)
 
 
-class _Text:
-    """Python that compares values with what they were. given: objects that it names."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, object] = {}
-
-    def name(self, value: object) -> str:
-        name = f"_graphfuse_{len(self.given)}"
-        self.given[name] = value
-        return name
-
-    def of(self, read: Read) -> str:
-        if isinstance(read.root, dict):
-            return self.compared(".".join(read.path), read.value)
-        first = "_graphfuse_self" if read.root is SELF else self.name(read.root)
-        return self.compared(".".join((first, *read.path)), read.value)
-
-    def compared(self, text: str, value: object) -> str:
-        if isinstance(value, tuple | list):
-            parts = [
-                f"{self.name(type)}({text}) is {self.name(type(value))}",
-                f"{self.name(len)}({text}) == {len(value)}",
-            ]
-            return " and ".join((*parts, *(self.compared(f"{text}[{i}]", v) for i, v in enumerate(value))))
-        if value is None or isinstance(value, bool):
-            return f"{text} is {value}"
-        if isinstance(value, _NUMBERS):
-            # Not `__class__`, which Dynamo of torch 2.10 does not know of numbers.
-            return f"{self.name(type)}({text}) is {self.name(type(value))} and {text} == {self.name(value)}"
-        return f"{text} is {self.name(value)}"
-
-
 def watched(reads: Iterable[Read]) -> Callable[[torch.nn.Module], bool]:
     """Returns what tells whether a module, and the world, still have what was read, in the order of the reads.
 
@@ -86,13 +54,35 @@ def hold(watches: Sequence[Callable[[torch.nn.Module], bool]], modules: Sequence
 
 
 def _check(reads: list[Read], *more: Callable[..., bool]) -> Callable[..., bool]:
-    text = _Text()
-    compared = [*(text.of(read) for read in reads), *(f"{text.name(check)}(_graphfuse_self)" for check in more)]
+    """Function, written as Python, that compares values with what they were."""
+    given: dict[str, object] = {}  # objects by the names that it has for them
+
+    def name(value: object) -> str:
+        given[found := f"_graphfuse_{len(given)}"] = value
+        return found
+
+    def compared(text: str, value: object) -> str:
+        if isinstance(value, tuple | list):
+            parts = f"{name(type)}({text}) is {name(type(value))}", f"{name(len)}({text}) == {len(value)}"
+            return " and ".join((*parts, *(compared(f"{text}[{i}]", v) for i, v in enumerate(value))))
+        if value is None or isinstance(value, bool):
+            return f"{text} is {value}"
+        if isinstance(value, _NUMBERS):
+            # Not `__class__`, which Dynamo of torch 2.10 does not know of numbers.
+            return f"{name(type)}({text}) is {name(type(value))} and {text} == {name(value)}"
+        return f"{text} is {name(value)}"
+
+    def way(read: Read) -> str:
+        first = () if isinstance(read.root, dict) else ("_graphfuse_self" if read.root is SELF else name(read.root),)
+        return ".".join((*first, *read.path))
+
+    conditions = [compared(way(read), read.value) for read in reads]
+    conditions += [f"{name(check)}(_graphfuse_self)" for check in more]
     names = next((read.root for read in reads if isinstance(read.root, dict)), {})
     source = (
-        f"def make({', '.join(text.given)}):\n"
-        f"    def watched(_graphfuse_self):\n        return {' and '.join(compared) or True}\n    return watched\n"
+        f"def make({', '.join(given)}):\n"
+        f"    def watched(_graphfuse_self):\n        return {' and '.join(conditions) or True}\n    return watched\n"
     )
     made: dict[str, Callable[..., Callable[..., bool]]] = {}
     exec(compile(source, "<graphfuse watched>", "exec"), names, made)
-    return made["make"](**text.given)
+    return made["make"](**given)

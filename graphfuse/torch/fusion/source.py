@@ -5,6 +5,7 @@ import functools
 import linecache
 from types import CodeType, FunctionType
 
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 Tree = ast.FunctionDef | ast.Lambda
@@ -27,12 +28,9 @@ def syntax_tree(function: FunctionType) -> Tree:
 @functools.lru_cache(maxsize=32)
 def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], list[Tree]]]:
     """The code of all functions of a file, and their trees by line and name."""
-    tree, codes = ast.parse(source), list[CodeType]()
-    waiting = [compile(tree, "", "exec", dont_inherit=True)]
-    while waiting:
-        inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
-        codes += inner
-        waiting += inner
+    tree = ast.parse(source)
+    file = compile(tree, "", "exec", dont_inherit=True)
+    _, *codes = reached([file], lambda code: [c for c in code.co_consts if isinstance(c, CodeType)])
     nodes: dict[tuple[int, str], list[Tree]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

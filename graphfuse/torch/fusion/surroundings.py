@@ -1,7 +1,6 @@
 """What stands around a site in a graph that is compiled, and forbids to replace it, or makes that dear."""
 
 import operator
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
@@ -52,15 +51,3 @@ def regions(graph: Graph) -> Regions:
 def acts(node: Node) -> bool:
     """True if a node does something to what it is given, as nobody reads what it makes."""
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem
-
-
-def between(outs: Iterable[Node], ends: Iterable[Node]) -> Iterator[Node]:
-    """The nodes between what a site is computed from and its results."""
-    seen = {*ends, *outs}
-    waiting = [t for out in outs for t in out.all_input_nodes]
-    while waiting:
-        node = waiting.pop()
-        if node not in seen and node.op not in ("placeholder", "get_attr"):
-            seen.add(node)
-            yield node
-            waiting += node.all_input_nodes

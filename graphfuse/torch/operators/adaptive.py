@@ -5,22 +5,14 @@ from dataclasses import dataclass
 from graphfuse.functional import adaptive
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, samples
-from graphfuse.torch.operators.computation import (
-    DX,
-    INVERSE_STD,
-    MEAN,
-    TYPES,
-    Computation,
-    X,
-    gradient_of,
-    sum_of,
-)
+from graphfuse.torch.operators.by_rule import ByRule
+from graphfuse.torch.operators.computation import DX, INVERSE_STD, MEAN, TYPES, X, gradient_of, sum_of
 
 SCALE, SHIFT = TensorParameter("scale", TYPES, samples("x")), TensorParameter("shift", TYPES, like("scale"))
 
 
 @dataclass(frozen=True)
-class AdaLayerNorm(Computation):
+class AdaLayerNorm(ByRule):
     """Layer norm of x, times scale + 1, plus shift: of a row of these for each sample, for all rows, or for each."""
 
     tensors = (X, SCALE, SHIFT)

@@ -5,33 +5,26 @@ The forward graph is drawn anew, for tensors like those that backward reads, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
 from graphfuse.api import pygraph
+from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import MalformedError
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.layout import Layout
-from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.tensor import Tensor
+from graphfuse.torch.operators.computation import Computation
 
 
-class Drawable(Protocol):
-    """Tensors of an operator by their roles, as of ``Computation``."""
-
-    tensors: Sequence[TensorParameter]
-    results: Sequence[TensorParameter]
-    statistics: Sequence[TensorParameter]
-    numbers: Sequence[str]
-    incoming: Sequence[str | None]
-    kept: Sequence[str]
-    normalized: TensorParameter
-    gradients: Sequence[TensorParameter | None]
+def empty_graph(name: str, kind: data_type) -> pygraph:
+    """A graph that computes in a type, and rounds what declares another."""
+    types = {"intermediate_data_type": kind, "compute_data_type": kind}
+    return pygraph(name, **types, intermediate_rounding="declared")
 
 
 class Pulled:
@@ -40,15 +33,9 @@ class Pulled:
     d: the backward graph. of: whose forward graph it is. draw: draws that.
     """
 
-    def __init__(self, d: DrawnGraph, of: Drawable, draw: Callable[[DrawnGraph], None]):
+    def __init__(self, d: DrawnGraph, of: Computation, draw: Callable[[DrawnGraph], None]):
         self.d, self.of = d, of
-        compute = d.graph.compute_data_type
-        graph = pygraph(
-            d.graph.name,
-            intermediate_data_type=compute,
-            compute_data_type=compute,
-            intermediate_rounding="declared",
-        )
+        graph = empty_graph(d.graph.name, d.graph.compute_data_type)
         self.forward = DrawnGraph(graph, self._layouts(), d.options)
         draw(self.forward)
         freeze(graph)
@@ -103,14 +90,16 @@ class Pulled:
         return layouts
 
 
-def draw(d: DrawnGraph, of: Drawable, forward: Callable[[DrawnGraph], None]) -> None:
-    """Draws the gradients that are asked for. forward: draws the operator's forward graph."""
-    pulled = Pulled(d, of, forward)
-    drawn = {pulled.asked[t]: grad for t, grad in pulled.gradients([*pulled.asked]).items()}
-    lacking = [a.name for a in of.gradients if a is not None and a.name in d and a.name not in drawn]
-    if lacking:
-        raise MalformedError(f"{d.graph.name}: no rule draws {', '.join(lacking)}")
-    store(d, drawn)
+class ByRule(Computation):
+    """Computation whose gradients the rules draw."""
+
+    def _backward(self, d: DrawnGraph) -> None:
+        pulled = Pulled(d, self, self._forward)
+        drawn = {pulled.asked[t]: grad for t, grad in pulled.gradients([*pulled.asked]).items()}
+        lacking = [a.name for a in self.gradients if a is not None and a.name in d and a.name not in drawn]
+        if lacking:
+            raise MalformedError(f"{d.graph.name}: no rule draws {', '.join(lacking)}")
+        store(d, drawn)
 
 
 def store(d: DrawnGraph, gradients: dict[str, Tensor], of_rows: Collection[str] = ()) -> None:

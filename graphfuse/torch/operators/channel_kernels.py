@@ -67,11 +67,7 @@ def scaled_channels(
     channels). Errors as of ``rmsnorm``."""
 
 
-def _draw_silu(d: DrawnGraph) -> None:
-    d.store("out", d.graph.swish(d.rounded(_scaled(d), "input")))
-
-
-@function(Variant(_ARGUMENTS, _draw_silu), "out")
+@function(Variant(_ARGUMENTS, lambda d: d.store("out", d.graph.swish(d.rounded(_scaled(d), "input")))), "out")
 def scaled_channels_silu(
     input: torch.Tensor,  # noqa: A002
     scale: torch.Tensor,

@@ -20,7 +20,6 @@ from graphfuse.functional.tensor_parameter import (
     type_of,
     types,
 )
-from graphfuse.torch.operators import by_rule
 
 TYPES = FLOATS | types(data_type.DOUBLE)
 STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
@@ -71,7 +70,7 @@ DWEIGHT, DBIAS = gradient_of("weight", over_rows="sum"), sum_of("bias", like_or_
 
 
 class Computation:
-    """Computation of an operator. A subclass has the data, and draws forward."""
+    """Computation of an operator. A subclass has the data, and draws forward and gradients."""
 
     tensors: Sequence[TensorParameter] = (X,)
     """What it takes."""
@@ -151,4 +150,4 @@ class Computation:
         raise NotImplementedError
 
     def _backward(self, d: DrawnGraph) -> None:
-        by_rule.draw(d, self, self._forward)
+        raise NotImplementedError

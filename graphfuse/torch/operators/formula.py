@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -62,14 +63,6 @@ def differentiable(
     return Operator(names, entry, inference.function, training.function, gradients.function)
 
 
-@dataclass
-class _Recent:
-    """The fast paths of the last calls of a formula. They decline calls that are not alike."""
-
-    forward: Callable[..., object] = lambda *values: DECLINED
-    backward: Callable[..., object] = lambda *values: DECLINED
-
-
 def formula(
     name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
 ) -> type[torch.autograd.Function]:
@@ -77,7 +70,8 @@ def formula(
 
     alone: whether forward is only called where nobody else wants to see it.
     """
-    recent = _Recent()
+    # The fast paths of the last calls. They decline calls that are not alike.
+    recent = SimpleNamespace(forward=lambda *values: DECLINED, backward=lambda *values: DECLINED)
 
     def train(ctx, *values):
         for number, needed in zip(of.numbers, ctx.needs_input_grad[len(of.tensors) :], strict=False):

@@ -9,7 +9,8 @@ from graphfuse.base.errors import VariantPackError
 from graphfuse.base.wording import with_article
 from graphfuse.functional.losses import OPTIONS, draw_loss
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
-from graphfuse.torch.operators.computation import STATISTICS, TYPES, Computation, gradient_of, type_computed_in
+from graphfuse.torch.operators.by_rule import ByRule
+from graphfuse.torch.operators.computation import STATISTICS, TYPES, gradient_of, type_computed_in
 from graphfuse.torch.operators.formula import differentiable
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -17,7 +18,7 @@ REDUCTIONS = ("mean", "sum", "none")
 _ROW = each_row("input")
 
 
-class CrossEntropy(Computation):
+class CrossEntropy(ByRule):
     """The loss of each row."""
 
     tensors = (TensorParameter("input", TYPES), TensorParameter("target", INTEGERS, _ROW))

@@ -6,6 +6,7 @@ from functools import cached_property
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.op_graph.tensor import Tensor
+from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import (
     BIAS,
     DBIAS,
@@ -20,14 +21,13 @@ from graphfuse.torch.operators.computation import (
     RESIDUAL,
     TOTAL,
     WEIGHT,
-    Computation,
     X,
     Y,
 )
 
 
 @dataclass(frozen=True)
-class Norm(Computation):
+class Norm(ByRule):
     """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate.
 
     centred: layer norm instead of RMSNorm.

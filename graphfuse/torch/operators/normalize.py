@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.softmax import of_unit_length
-from graphfuse.torch.operators.computation import DX, Computation, of_rows
+from graphfuse.torch.operators.by_rule import ByRule
+from graphfuse.torch.operators.computation import DX, of_rows
 
 
 @dataclass(frozen=True)
-class Normalize(Computation):
+class Normalize(ByRule):
     """x / max(length, eps), the length that of a row."""
 
     numbers_kept = ("eps",)

@@ -14,11 +14,12 @@ from graphfuse.functional.norms import of_keys
 from graphfuse.functional.rope import draw, draw_across, draw_heads_together, heads_and_angles, rotated
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.both import Both
-from graphfuse.torch.operators.computation import TYPES, Computation, gradient_of, of_rows
+from graphfuse.torch.operators.by_rule import ByRule
+from graphfuse.torch.operators.computation import TYPES, gradient_of, of_rows
 from graphfuse.torch.operators.formula import differentiable
 
 
-class RotatedNorm(Computation):
+class RotatedNorm(ByRule):
     """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
 
     given = {a.name: a for a in heads_and_angles(TYPES)}
@@ -32,9 +33,7 @@ class RotatedNorm(Computation):
         self.gradients = gradient_of(x), gradient_of(f"{x}_weight", over_rows="sum"), None, None
         self.normalized = TensorParameter(x, TYPES)
 
-    @property
-    def incoming(self) -> tuple[str, ...]:
-        return (f"d{self.x}_out",)
+    incoming = property(lambda self: (f"d{self.x}_out",))
 
     @property
     def read_backward(self) -> tuple[TensorParameter, ...]:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.computation import TYPES, Computation
+from graphfuse.torch.operators.by_rule import ByRule
+from graphfuse.torch.operators.computation import TYPES
 
 
 @dataclass(frozen=True)
-class Softmax(Computation):
+class Softmax(ByRule):
     """Softmax of x over the last dimension, or its logarithm. Backward reads what was returned."""
 
     log: bool = False

@@ -6,7 +6,7 @@ Each result that torch rounds to 16 bits is a step's declared type, so that a pr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.aten_calls import Call
 from graphfuse.torch.fusion.meaning import called, same
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
@@ -84,13 +85,14 @@ class OwnedStep:
     attributes: Mapping[str, object]
     dtype: str
 
-    def upstream(self) -> Sequence[OwnedStep]:
+    @property
+    def read(self) -> list[Value]:
+        """Inputs that are no numbers."""
+        return [v for v in self.inputs.values() if isinstance(v, Value)]
+
+    def upstream(self) -> Iterator[OwnedStep]:
         """The step and those that it is made of."""
-        found = [self]
-        for one in found:  # to which those are added that it is made of
-            made = (v.step for v in one.inputs.values() if isinstance(v, Value))
-            found += (other for other in dict.fromkeys(made) if other is not None and other not in found)
-        return found
+        return reached([self], lambda one: (v.step for v in one.read if v.step is not None))
 
 
 class CallDrawing:
@@ -101,7 +103,7 @@ class CallDrawing:
         steps: list[OwnedStep],
         node: Node,
         call: Call,
-        known: dict[int, Value],
+        known: dict[torch.Tensor, Value],
         columns: ColumnAxes,
         reduced: dict[Node, ColumnAxes],
     ):
@@ -112,7 +114,7 @@ class CallDrawing:
     def __getitem__(self, name: str) -> object:
         """An argument of the call: a value, a number that was made a tensor, or what was given."""
         given = self.call.arguments[name]
-        return self.known.setdefault(id(given), Value(given)) if isinstance(given, torch.Tensor) else given
+        return self.known.setdefault(given, Value(given)) if isinstance(given, torch.Tensor) else given
 
     def converted(self, name: str) -> object:
         """An argument as the call computes with it: a tensor without dimensions in the type of the result."""
@@ -206,22 +208,17 @@ class CallDrawing:
         is_epsilon = isinstance(value, torch.SymFloat) and value.node.has_hint() and is_of_rows
         return float(value) if is_epsilon and value.node.expr.is_Symbol else value
 
-    def _converted(self, op: str, inputs: Mapping[str, object], dtype: torch.dtype) -> dict[str, object]:
+    def _converted(self, op: str, inputs: dict[str, object], dtype: torch.dtype) -> dict[str, object]:
         """Inputs as a pointwise op reads them: torch converts tensors without dimensions to the type that the others
         have together, and what they are compared with."""
         compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
             dtype = torch.result_type(tensors[0], tensors[-1])
-        rounds = compared or op in _ROUNDING_NUMBERS
-        return {
-            port: self._narrowed(op, port, v, dtype)
-            if isinstance(v, Value)
-            else rounded_number(v, dtype)
-            if rounds
-            else v
-            for port, v in inputs.items()
-        }
+        made = {port: self._narrowed(op, port, v, dtype) for port, v in inputs.items() if isinstance(v, Value)}
+        if compared or op in _ROUNDING_NUMBERS:
+            made |= {port: rounded_number(v, dtype) for port, v in inputs.items() if port not in made}
+        return inputs | made
 
     def _narrowed(self, op: str, port: str, value: Value, dtype: torch.dtype) -> Value:
         if value.tensor.dim() or dtype not in ROUNDED or value.tensor.dtype in (dtype, torch.bool):

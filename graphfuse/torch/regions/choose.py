@@ -20,6 +20,7 @@ from graphfuse.runtime import device as devices
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.linked import linked
 from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
@@ -112,7 +113,7 @@ def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     """Nodes that a region may have: what hangs together with a reduction, or reads the same. To translate the others
     would take long, as it runs them."""
-    found = (n for n in graph.nodes if n in parts and (generated.is_generated(n) or generated.is_free(n)))
+    found = (n for n in graph.nodes if n in parts and generated.is_fused(n))
     groups = linked((node, (node, *node.all_input_nodes)) for node in found)
     return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
 
@@ -171,7 +172,7 @@ def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
 def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
     """True for a view of what another part of the graph makes: without gradients its own readers have none."""
     values = translation.values[node]
-    steps = (v.step for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, Value))
+    steps = (v.step for v in several(values) if isinstance(v, Value))
     return any(step is not None and parts[step.owner] != parts[node] for step in steps)
 
 
@@ -184,9 +185,8 @@ def _components(
         return levels[step.owner], parts[step.owner]
 
     def keys(step: OwnedStep) -> Sequence[object]:
-        values = [v for v in step.inputs.values() if isinstance(v, Value)]
-        beside = (v.step for v in values if v.step is not None and place(v.step) == place(step))
-        shared = (step.owner, *(id(v.tensor) for v in values if v.step is None and v.tensor.dim() > 1))
+        beside = (v.step for v in step.read if v.step is not None and place(v.step) == place(step))
+        shared = (step.owner, *(id(v.tensor) for v in step.read if v.step is None and v.tensor.dim() > 1))
         return (step, *beside, *((place(step), one) for one in shared))
 
     return linked((step, keys(step)) for step in translation.steps)
@@ -196,7 +196,7 @@ def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
     """The first node that has the result of a step, by step."""
     found: dict[OwnedStep, Node] = {}
     for node, value in translation.values.items():
-        for one in value if isinstance(value, tuple) else (value,):
+        for one in several(value):
             if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
                 found.setdefault(one.step, node)
     return found
@@ -223,7 +223,7 @@ def _read(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequ
     for step in reversed(steps):
         if step in read:
             found.append(step)
-            read.update(v.step for v in step.inputs.values() if isinstance(v, Value))
+            read.update(v.step for v in step.read)
     return found[::-1]
 
 
@@ -233,7 +233,7 @@ def _reduces(steps: Sequence[OwnedStep]) -> bool:
 
 def _without_casts(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
     """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
-    read = {v.step for step in steps for v in step.inputs.values() if isinstance(v, Value)}
+    read = {v.step for step in steps for v in step.read}
     return [step for step in steps if step in read or not _is_cast_at_end(step, visible)]
 
 
@@ -241,7 +241,7 @@ def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
     of = step.inputs.get("input")
     if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*visible}:
         return False
-    return all(generated.is_generated(user) or generated.is_free(user) for user in visible[step].users)
+    return all(map(generated.is_fused, visible[step].users))
 
 
 def _chosen(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
@@ -319,7 +319,7 @@ class _Assembled:
         for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
             if isinstance(value, Value) and value.step not in numbers:
                 value = translation.undivided(value)
-                node = translation.node_of.get(id(value.tensor)) if value.step is None else visible.get(value.step)
+                node = translation.node_of.get(value.tensor) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
                 if value.step is not None:  # of which this may be a view
@@ -332,24 +332,21 @@ class _Assembled:
         }
         if not made or not read:
             return None
-        part, columns_of = translation.part, translation.columns
-        views = {key: columns_of().joined(value.tensor, key[1]) for key, value in read.items()}
-        views_made = [
-            columns_of().joined(translation.recorded(node), translation.values[node].axes) for node in made.values()
-        ]
-        if None in views.values() or None in views_made:
+
+        def seen_as(t: torch.Tensor, axes: Sequence[int], part: int) -> SeenTensor | None:
+            return SeenTensor.of(t, axes, translation.columns(part), part)
+
+        part, along = translation.part, translation.columns()
+        results = [seen_as(translation.recorded(n), translation.values[n].axes, part(n)) for n in made.values()]
+        tensors = {key: seen_as(v.tensor, key[1], translation.part_read(key[0], v)) for key, v in read.items()}
+        if None in results or None in tensors.values():
             translation.declined |= {step.owner: f"tensors of its rows {APART}" for step in steps}
             return None
-        pairs = [(*view, columns_of(n), n) for view, n in zip(views_made, map(part, made.values()), strict=True)]
-        results = [SeenTensor.of(*one) for one in pairs]
         largest = max(results, key=lambda seen: len(seen.axes))
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
-        results = [SeenTensor.of(*one, places) for one in pairs]
-        parts_read = {key: translation.part_read(key[0], value) for key, value in read.items()}
-        tensors = {key: SeenTensor.of(*views[key], columns_of(n), n, places) for key, n in parts_read.items()}
-        extents = SharedExtents((*tensors.values(), *results), translation.parts)
-        for seen in tensors.values():
-            extents.add(seen)
+        results = [seen.moved(places) for seen in results]
+        tensors = {key: seen.moved(places) for key, seen in tensors.items()}
+        extents = SharedExtents(tensors.values(), results, translation.parts)
         whole = {key for key, seen in tensors.items() if extents.is_whole(seen)}
         spread = [seen for seen in results if extents.is_whole(seen) and not seen.is_packed]
         order = sorted(read, key=lambda key: (key not in whole, not all(map(tensors[key].lies_as, spread))))
@@ -391,7 +388,7 @@ class _Assembled:
             region = "nothing that it reads has all rows and columns"
         elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows that may turn out to be empty
             region = "the extent of its rows shows at run time alone"
-        elif columns_of().axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
+        elif along.axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
             region = (
                 "it makes a number a row, along another dimension than the last: inductor's loop moves the same bytes"
             )
@@ -400,21 +397,16 @@ class _Assembled:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
-            held = tuple(t for t, _ in (*(views[key] for key in order), *views_made))
-            reductions, whole = tuple(filter(generated.is_reduction, own)), columns_of()
-            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, whole)
+            held = tuple(one.tensor for one in (*seen, *results))
+            reductions = tuple(filter(generated.is_reduction, own))
+            region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, along)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
     """Nodes, and views of what they make that nobody else reads."""
-    found, waiting = set(nodes), [*nodes]
-    while waiting:
-        for user in waiting.pop().users:
-            if user not in found and _is_alias(user, translation):
-                found.add(user)
-                waiting.append(user)
+    found = {*reached(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
     while left := {n for n in found - nodes if _is_used(n, found, translation)}:
         found -= left
     return found

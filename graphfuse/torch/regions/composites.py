@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,7 +13,7 @@ from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.aten_calls import Call, is_view
-from graphfuse.torch.fusion.meaning import called, same, several, told
+from graphfuse.torch.fusion.meaning import called, has_gradient, same, told
 from graphfuse.torch.regions.call_drawing import (
     FP8,
     SMALL_INTEGERS,
@@ -71,7 +71,7 @@ def _permuted(d: CallDrawing) -> Value:
         return d.read(new)
     if value.once is not None:
         raise Untranslated("a view that moves what is repeated")
-    if all(new.dim() > v.tensor.dim() for v in value.step.inputs.values() if isinstance(v, Value)):
+    if all(new.dim() > v.tensor.dim() for v in value.step.read):
         raise Untranslated("a view that adds a dimension where the rows have none")
     order = [*range(new.dim())]
     if d.call.name == "permute.default":
@@ -92,7 +92,7 @@ def _turned(d: CallDrawing) -> Value:
         return d.step("turn_pairs", {"input": x}, {"interleaved": True})
     if columns % MULTIPLE or columns > WIDEST:
         raise Untranslated(f"it turns {columns} columns; accepted: a multiple of {MULTIPLE}, at most {WIDEST}")
-    x = d.known[id(d.call.arguments["tensors"][0])]
+    x = d.known[d.call.arguments["tensors"][0]]
     d.columns(x, -1)
     return d.step("turn_pairs", {"input": x})
 
@@ -177,10 +177,10 @@ def _filled(d: CallDrawing) -> object:
 _CASTS = ("_to_copy.default", "convert_element_type.default")
 
 
-def is_number(call: Call, known: Mapping[int, object]) -> bool:
+def is_number(call: Call, known: Mapping[torch.Tensor, object]) -> bool:
     """True for a view or a cast of a number that was made a tensor: it has no gradient that a view could end."""
     first = next(iter(call.arguments.values()), None)
-    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(id(first)), int | float)
+    return (is_view(call) or call.name in _CASTS) and isinstance(known.get(first), int | float)
 
 
 def as_number(d: CallDrawing) -> object:
@@ -207,29 +207,14 @@ def _power(d: CallDrawing) -> Value:
     return d.step("pow", {"input0": x, "input1": exponent})
 
 
-def _elu(d: CallDrawing) -> Value:
-    x = d["self"]
-    if d["scale"] == d["input_scale"] == 1:
-        return d.step("elu", {"input": x}, {"elu_alpha": d["alpha"]})
-    below = d.between("mul", a=x, b=d["input_scale"])
-    below = d.step("elu", {"input": below}, {"elu_alpha": d["alpha"] * d["scale"]}, dtype=torch.float32)
-    above, mask = d.between("mul", a=x, b=d["scale"]), d.between("cmp_gt", input=x, comparison=0.0)
-    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
-
-
-def _celu(d: CallDrawing) -> Value:
+def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
     x, alpha = d["self"], d["alpha"]
-    below = d.between("mul", a=x, b=1 / alpha)
-    below = d.step("elu", {"input": below}, {"elu_alpha": alpha}, dtype=torch.float32)
-    return d.step("binary_select", {"input0": x, "input1": below, "mask": d.between("cmp_gt", input=x, comparison=0.0)})
-
-
-def _hard_sigmoid(d: CallDrawing) -> Value:
-    return d.step("div", {"a": _opened(d), "b": 6.0})
-
-
-def _hard_swish(d: CallDrawing) -> Value:
-    return d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0})
+    if scale == input_scale == 1:
+        return d.step("elu", {"input": x}, {"elu_alpha": alpha})
+    below = d.between("mul", a=x, b=input_scale)
+    below = d.step("elu", {"input": below}, {"elu_alpha": alpha * scale}, dtype=torch.float32)
+    above, mask = d.between("mul", a=x, b=scale) if scale != 1 else x, d.between("cmp_gt", input=x, comparison=0.0)
+    return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
 
 
 def _opened(d: CallDrawing) -> Value:
@@ -287,7 +272,7 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     """The first of two results, beside which torch returns where it is. That of equal elements which torch names, the
     first, has the whole gradient; NaN is beyond all others."""
     x, dim = d["self"], d["dim"]
-    if not any(t.requires_grad for t in several(told(d.node)) if isinstance(t, torch.Tensor)):
+    if not has_gradient(d.node):
         return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
     most = d.reduced(mode, x, dim, True, torch.float32)
     is_nan = d.between("cmp_neq", input=x, comparison=x)
@@ -390,7 +375,7 @@ def _logsumexp(d: CallDrawing) -> Value:
 def _cross_entropy(d: CallDrawing) -> Value:
     x = d["input"]
     rows = x.aligned()[: d.columns(x, -1)[0]]
-    read = (v for one in (x.step.upstream() if x.step else ()) for v in one.inputs.values() if isinstance(v, Value))
+    read = (v for one in (x.step.upstream() if x.step else ()) for v in one.read)
     if any(axis < min(x.aligned()) for v in read for axis in v.aligned()):
         raise Untranslated("it reads targets without a dimension that its logits had before")
     target = replace(d["target"], axes=rows)
@@ -398,21 +383,13 @@ def _cross_entropy(d: CallDrawing) -> Value:
     return d.step("cross_entropy", {"input": x, "target": target}, options, axes=rows)
 
 
-def _layer_norm(d: CallDrawing) -> Value:
-    return _norm(d, "layernorm", d["normalized_shape"], {"scale": d["weight"], "bias": d["bias"]}, d["eps"])
-
-
-def _rms_norm(d: CallDrawing) -> Value:
-    eps = torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
-    return _norm(d, "rmsnorm", d["normalized_shape"], {"scale": d["weight"]}, eps)
-
-
-def _norm(d: CallDrawing, op: str, shape: Sequence[object], vectors: Mapping[str, object], eps: float) -> Value:
-    x = d["input"]
+def _norm(op: str, vectors: Mapping[str, str], d: CallDrawing) -> Value:
+    """A norm of torch's. vectors: by port, the arguments that it is given there, unless they are None."""
+    x, eps = d["input"], torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
     if x.once is not None:
         raise Untranslated(f"{d.call.name} of what is repeated")
-    d.columns(x, range(-len(shape), 0))
-    given = {name: v for name, v in vectors.items() if v is not None}
+    d.columns(x, range(-len(d["normalized_shape"]), 0))
+    given = {port: d[name] for port, name in vectors.items() if d[name] is not None}
     eps = float(eps) if isinstance(eps, torch.SymFloat) and eps.node.has_hint() else eps
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
 
@@ -443,10 +420,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp.default": lambda d: _clamp(d, d["min"], d["max"]),
     "clamp_min.default": lambda d: _clamp(d, d["min"], None),
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
-    "elu.default": _elu,
-    "celu.default": _celu,
-    "hardsigmoid.default": _hard_sigmoid,
-    "hardswish.default": _hard_swish,
+    "elu.default": lambda d: _elu(d, d["scale"], d["input_scale"]),
+    "celu.default": lambda d: _elu(d, 1, 1 / d["alpha"]),
+    "hardsigmoid.default": lambda d: d.step("div", {"a": _opened(d), "b": 6.0}),
+    "hardswish.default": lambda d: d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0}),
     "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),
     **dict.fromkeys(("mean.dim", "mean.default"), partial(_reduced, "AVG")),
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
@@ -467,7 +444,6 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "_log_softmax.default": partial(_of_rows, "log_softmax"),
     "logsumexp.default": _logsumexp,
     "graphfuse::cross_entropy_loss.default": _cross_entropy,
-    "native_layer_norm.default": _layer_norm,
-    "_fused_rms_norm.default": _rms_norm,
-    "rms_norm.default": _rms_norm,
+    "native_layer_norm.default": partial(_norm, "layernorm", {"scale": "weight", "bias": "bias"}),
+    **dict.fromkeys(("_fused_rms_norm.default", "rms_norm.default"), partial(_norm, "rmsnorm", {"scale": "weight"})),
 }

@@ -22,7 +22,7 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import Subgraph, packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.runtime.fastcall import ALIGNMENT
-from graphfuse.torch.operators.by_rule import store
+from graphfuse.torch.operators.by_rule import empty_graph, store
 from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
@@ -166,23 +166,13 @@ class RegionGraphs(Computation):
     @cached_property
     def tensors(self) -> tuple[TensorParameter, ...]:
         first, *others = self.program.inputs
-        made = (TensorParameter(one.name, _type(one), _rule(one.extents, first.name)) for one in others)
-        return TensorParameter(first.name, _type(first)), *made
+        return TensorParameter(first.name, _type(first)), *(_parameter(one, first.name) for one in others)
 
     @cached_property
     def results(self) -> tuple[TensorParameter, ...]:
         first = self.program.inputs[0].name
-        return tuple(
-            TensorParameter(
-                one.name,
-                _type(one),
-                _rule(one.extents, first),
-                written=True,
-                new=_torch(one),
-                strides=self._strides(one, first),
-            )
-            for one in self.program.outputs
-        )
+        made = {one: {"new": _torch(one), "strides": self._strides(one, first)} for one in self.program.outputs}
+        return tuple(_parameter(one, first, written=True, **kind) for one, kind in made.items())
 
     @cached_property
     def statistics(self) -> tuple[TensorParameter, ...]:
@@ -295,7 +285,7 @@ class RegionGraphs(Computation):
         """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
         one, and that of an output where it is theirs as it is."""
         forward, given, made = self._small
-        graph = Program.empty()
+        graph = empty_graph("region", data_type.FLOAT)
         inputs = {t: graph.tensor_like(t, name) for name, t in given.items()}
         outgoing = {made[one.step]: graph.tensor_like(made[one.step], f"d{one.name}") for one in outputs}
         wanted = [one for one in self.differentiable if not {*outputs}.isdisjoint(self.reached[one])]
@@ -339,6 +329,11 @@ def _type(one: RegionInput | Result) -> Mapping[torch.dtype, data_type]:
 
 def _torch(one: RegionInput | Result) -> torch.dtype:
     return next(iter(_type(one)))
+
+
+def _parameter(one: RegionInput | Result, first: str, **kind: object) -> TensorParameter:
+    """A parameter whose shape follows from that of the first."""
+    return TensorParameter(one.name, _type(one), _rule(one.extents, first), **kind)
 
 
 def _rule(extents: RowExtents, first: str):

@@ -58,8 +58,7 @@ class Groups:
         """Nodes that have groups as a dimension: from where rows are viewed as them to where they are viewed back."""
         found = set[Node]()
         for node in graph.nodes:
-            is_computed = generated.is_generated(node) or generated.is_free(node)
-            is_of_groups = is_computed and not found.isdisjoint(node.all_input_nodes)
+            is_of_groups = generated.is_fused(node) and not found.isdisjoint(node.all_input_nodes)
             if self.is_split(node) or is_of_groups and not self.is_joined(node):
                 found.add(node)
         return found
@@ -69,9 +68,8 @@ def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
     """Nodes that are computed with reductions of whole rows, which are no part of what is computed of groups."""
     found = set[Node]()
     for node in graph.nodes:
-        is_computed = generated.is_generated(node) or generated.is_free(node)
         is_behind = generated.is_reduction(node) or not found.isdisjoint(node.all_input_nodes)
-        if is_computed and is_behind and node not in inside:
+        if generated.is_fused(node) and is_behind and node not in inside:
             found.add(node)
     return found
 

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Container, Iterable, Sequence
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.device import Device
@@ -17,6 +16,7 @@ from graphfuse.torch.fusion.aten_calls import mistold
 from graphfuse.torch.fusion.cost import Judged, MeasuredCase
 from graphfuse.torch.fusion.meaning import (
     called,
+    has_gradient,
     hint,
     same,
     told,
@@ -26,6 +26,7 @@ from graphfuse.torch.fusion.meaning import (
     without_writes,
 )
 from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_small, largest
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
@@ -98,13 +99,7 @@ def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> li
 
 def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
     """Nodes, and those that they are computed from by way of some."""
-    found, waiting = set[Node](), [*nodes]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes if node in through else ()
-    return found
+    return {*reached(nodes, lambda node: node.all_input_nodes if node in through else ())}
 
 
 def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
@@ -245,7 +240,7 @@ def _why_untrainable(graphs: RegionGraphs, rows: Shape, strides: Shape, asked: t
 
 
 def _is_training(region: TorchRegion) -> bool:
-    return any(isinstance(t := told(node), torch.Tensor) and t.requires_grad for node in region.outputs)
+    return any(map(has_gradient, region.outputs))
 
 
 def taken(region: TorchRegion) -> TakenNodes:

@@ -16,9 +16,16 @@ from graphfuse.op_graph.freeze import infer
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
+from graphfuse.torch.operators.by_rule import empty_graph
 
 Source = str | int | float
 """What a step reads: an input by name, a step by "@" and its number, or a number."""
+
+
+def number_of(source: Source) -> int | None:
+    """The number of the step that a source is; None for an input or a number."""
+    return int(source[1:]) if isinstance(source, str) and source.startswith("@") else None
+
 
 _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 
@@ -200,22 +207,12 @@ class Program:
             return f"its outputs are of steps {made}; accepted: different ones of {len(self.steps)}"
         return None
 
-    @staticmethod
-    def empty() -> pygraph:
-        """A graph to draw steps into."""
-        return pygraph(
-            "region",
-            intermediate_data_type=data_type.FLOAT,
-            compute_data_type=data_type.FLOAT,
-            intermediate_rounding="declared",
-        )
-
     def graph(
         self, dims: Sequence[Shape], strides: Sequence[Shape] = (), training: bool = False
     ) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
         """A graph of its own, its inputs by name, and what its steps make. dims, strides: of inputs, all of one rank;
         without strides rows lie one after the other."""
-        graph = self.empty()
+        graph = empty_graph("region", data_type.FLOAT)
         strides = strides or [*map(packed_stride, dims)]
         given = {
             one.name: graph.tensor(dim, stride, data_type[one.dtype], name=one.name)
@@ -242,7 +239,8 @@ class Program:
             """A source as a step that computes with such parts reads it."""
             if not isinstance(source, str):
                 return source
-            t = made[int(source[1:])] if source.startswith("@") else given[source]
+            number = number_of(source)
+            t = given[source] if number is None else made[number]
             if parts[source] == part:
                 return t
             if (source, part) not in views:

@@ -30,7 +30,7 @@ def replace(module: GraphModule, regions: Sequence[TorchRegion]) -> list[tuple[T
 def erase_unread(graph: Graph) -> None:
     """Erases what was computed for nodes that are gone."""
     for node in reversed(graph.nodes):
-        if not node.users and (generated.is_generated(node) or generated.is_free(node)) and not writes(node):
+        if not node.users and generated.is_fused(node) and not writes(node):
             graph.erase_node(node)
 
 

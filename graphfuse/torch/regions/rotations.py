@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch.fx import Graph, Node
@@ -27,11 +29,12 @@ from graphfuse.torch.fusion.meaning import (
     value,
 )
 from graphfuse.torch.fusion.new_nodes import put
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.replace import erase_unread
 from graphfuse.torch.regions.turned import are_of_one_shape, of_pairs, stacked
 
-_DEEPEST = 16
-"""Operations at most between a reduction of rows and their rotation."""
+_MOST = 24
+"""Nodes at most that are looked at for a reduction of the rows that are rotated."""
 _aten = torch.ops.aten
 
 
@@ -39,13 +42,12 @@ def with_turns(graph: Graph) -> None:
     """Writes rotations behind reductions of their rows as sums of two products, where cosines and sines are smaller."""
     doubled = dict[object, Node]()
     for node in [*graph.nodes]:
-        filled, viewed = _filled(node), is_op(node, "view")
-        columns = (filled.even, filled.odd) if filled else stacked(viewed.args[0]) if viewed else ()
+        writes, viewed = _filling(node), is_op(node, "view")
+        columns = [write.args[2] for write in writes] or (stacked(viewed.args[0]) if viewed else ())
         found = _rotation(*columns) if len(columns) == 2 else None
         if found is None or not are_of_one_shape(node, found.source) or not _is_behind_reduction(found.source):
             continue
-        writes = filled.writes if filled else ()
-        made = found.put(graph, node, writes[1] if writes else node, doubled)
+        made = found.put(graph, node, max(writes, default=node), doubled)
         node.replace_all_uses_with(made, lambda user, writes=writes: user not in writes)
         for write in writes:
             graph.erase_node(write)
@@ -53,27 +55,18 @@ def with_turns(graph: Graph) -> None:
         erase_unread(graph)
 
 
-@dataclass(frozen=True, eq=False)
-class _Filled:
-    """Writes into a new tensor. even, odd: what goes to columns of even and odd numbers. writes: the nodes that write,
-    before anybody reads."""
-
-    even: Node
-    odd: Node
-    writes: tuple[Node, Node]
-
-
-def _filled(node: Node) -> _Filled | None:
-    """The writes that fill a tensor that was made empty."""
+def _filling(node: Node) -> Sequence[Node]:
+    """Writes of columns of even numbers, and of odd ones, which fill a tensor that was made empty, before anybody reads
+    it; none for any other node."""
     if called(node) not in ("empty_like", "new_empty", "empty") or value(node) is None:
-        return None
+        return ()
     writes = [user for user in node.users if user.target is operator.setitem and user.args[0] is node]
     if len(writes) != 2 or any(write.users or not isinstance(write.args[2], Node) for write in writes):
-        return None
+        return ()
     if sorted(node.users)[:2] != writes:
-        return None
-    by_place = {number_of_pairs(write.args[1], value(node).dim()): write.args[2] for write in writes}
-    return _Filled(by_place[0], by_place[1], (writes[0], writes[1])) if by_place.keys() == {0, 1} else None
+        return ()
+    by_place = {number_of_pairs(write.args[1], value(node).dim()): write for write in writes}
+    return (by_place[0], by_place[1]) if by_place.keys() == {0, 1} else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +111,9 @@ def _cast(graph: Graph, node: Node, kind: torch.dtype) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """A column of each pair times angles. number, source: as of ``OfPairs``."""
+    """A column of each pair of a source times angles. wide: the type in which they are multiplied."""
 
     source: Node
-    number: int
     wide: torch.dtype
     angle: Node
 
@@ -148,7 +140,7 @@ def _product(node: object, number: int) -> _Product | None:
     for column, angle in operands(found) if found else ():
         of = of_pairs(exact(column))
         if of is not None and of.number == number and isinstance(angle, Node) and value(angle) is not None:
-            return _Product(of.source, number, dtype(column), angle)
+            return _Product(of.source, dtype(column), angle)
     return None
 
 
@@ -163,11 +155,5 @@ def _is_small(cos: Node, sin: Node, source: Node) -> bool:
 
 def _is_behind_reduction(node: Node) -> bool:
     """True if a node is computed from a reduction by operations for which kernels are written."""
-    seen, waiting = {node}, [node]
-    for one in waiting:  # to which those are added that it is computed from
-        if generated.is_reduction(one):
-            return True
-        if len(seen) < _DEEPEST and (generated.is_generated(one) or generated.is_free(one)):
-            waiting += [t for t in one.all_input_nodes if t not in seen]
-            seen.update(waiting)
-    return False
+    found = reached([node], lambda one: one.all_input_nodes if generated.is_fused(one) else ())
+    return any(map(generated.is_reduction, islice(found, _MOST)))

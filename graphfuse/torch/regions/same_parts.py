@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Container
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.fusion.aten_calls import Call, given
-from graphfuse.torch.fusion.meaning import several
+from graphfuse.torch.fusion.meaning import several, tensors
 
 _POINTS = frozenset((0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, 200.0))
 """Beside their negatives and the numbers that the operator is given: usual limits, and what overflows on the way."""
@@ -35,23 +35,23 @@ class _Tensor:
     has_gradient: bool
 
 
-def are_same(call: Call, graded: Container[int]) -> bool:
-    """True if the parts of a call make its results and gradients. graded: numbers of tensors that have a gradient.
-    Without one, True also where that cannot be looked at."""
+def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
+    """True if the parts of a call make its results and gradients. graded: tensors that have a gradient. Without one,
+    True also where that cannot be looked at."""
     if call.overload.namespace == "prims":  # whose part is what it is in aten
         return True
 
     def described(value: object) -> object:
         if isinstance(value, torch.Tensor):
-            return _Tensor(value.dim(), id(value) in graded)
+            return _Tensor(value.dim(), value in graded)
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    tensors = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
+    read = tensors(call.arguments)
     leaves, form = pytree.tree_flatten(pytree.tree_map(described, given(call)))
-    is_known = all(t.is_floating_point() for t in tensors)
+    is_known = all(t.is_floating_point() for t in read)
     is_known &= not any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in leaves)
     found = _are_same(call.computed, (*leaves,), form) if is_known else None
-    return not any(id(t) in graded for t in tensors) if found is None else found
+    return graded.isdisjoint(read) if found is None else found
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,7 +76,7 @@ def _are_same(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form:
 
     with torch_private.without_modes(), torch.inference_mode(False), torch.enable_grad(), _Primitives():
         args, named = pytree.tree_unflatten([made(v) for v in leaves], form)
-        read = [t for t in pytree.tree_leaves((args, named)) if isinstance(t, torch.Tensor) and t.requires_grad]
+        read = [t for t in tensors((args, named)) if t.requires_grad]
         try:
             of_call, of_parts = (
                 several(f(*args, **named))[0] for f in (overload, torch_private.decomposition(overload))

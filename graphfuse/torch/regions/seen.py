@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -16,25 +17,34 @@ from graphfuse.torch.regions.program import RowExtents
 
 @dataclass(frozen=True, eq=False)
 class SeenTensor:
-    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last. order: their
-    numbers in the tensor. part: as of ``RowExtents``."""
+    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last.
 
-    axes: tuple[int, ...]
-    shape: tuple[object, ...]
-    stride: tuple[object, ...]
-    order: tuple[int, ...]
-    dtype: str
+    tensor: with one dimension for the columns. axis: that of the program, of each of its dimensions. part: as of
+    ``RowExtents``.
+    """
+
+    tensor: torch.Tensor
+    axis: tuple[int, ...]
     part: int
 
     @staticmethod
-    def of(
-        t: torch.Tensor, axes: Sequence[int], columns: ColumnAxes, part: int, places: Mapping[int, int] | None = None
-    ) -> SeenTensor:
-        """columns: what becomes the last axis. places: of axes that become others."""
-        moved = [(places or {}).get(axis, axis) for axis in map(columns.place, axes)]
-        order = tuple(sorted(range(len(moved)), key=moved.__getitem__))
-        in_order = (tuple(values[d] for d in order) for values in (moved, t.shape, t.stride()))
-        return SeenTensor(*in_order, order, from_foreign(t.dtype).name, part)
+    def of(t: torch.Tensor, axes: Sequence[int], columns: ColumnAxes, part: int) -> SeenTensor | None:
+        """None where no view of the tensor has its columns as one dimension. columns: what becomes the last axis."""
+        found = columns.joined(t, axes)
+        return None if found is None else SeenTensor(found[0], tuple(map(columns.place, found[1])), part)
+
+    def moved(self, places: Mapping[int, int]) -> SeenTensor:
+        """The tensor with other axes in the place of some."""
+        return replace(self, axis=tuple(places.get(axis, axis) for axis in self.axis))
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Numbers of dimensions in the tensor."""
+        return tuple(sorted(range(len(self.axis)), key=self.axis.__getitem__))
+
+    axes = cached_property(lambda self: tuple(self.axis[d] for d in self.order))
+    shape = cached_property(lambda self: tuple(self.tensor.shape[d] for d in self.order))
+    stride = cached_property(lambda self: tuple(self.tensor.stride(d) for d in self.order))
 
     @property
     def is_packed(self) -> bool:
@@ -48,11 +58,10 @@ class SeenTensor:
 
     def places(self) -> dict[int, int]:
         """Axes as which rows lie one after the other, where there are such: by the number that each has."""
-        order = sorted(range(len(self.axes) - 1), key=lambda n: -hint(self.stride[n]))
-        *rows, columns = (*order, len(self.axes) - 1)
-        shape, stride = (tuple(of[n] for n in (*rows, columns)) for of in (self.shape, self.stride))
-        is_packed = replace(self, shape=shape, stride=stride).is_packed
-        return {self.axes[n]: axis for n, axis in zip(rows, self.axes, strict=False)} if is_packed else {}
+        *rows, _ = self.axes
+        stride = dict(zip(self.axes, self.stride, strict=True))
+        found = dict(zip(sorted(rows, key=lambda axis: -hint(stride[axis])), rows, strict=True))
+        return found if self.moved(found).is_packed else {}
 
     def lies_as(self, other: SeenTensor) -> bool:
         pairs = zip(self.shape, self.stride, other.stride, strict=False)
@@ -61,23 +70,22 @@ class SeenTensor:
 
 class SharedExtents:
     """The extents of rows that tensors have, and of parts of these, by axis counted from the last. is_one: whether all
-    tensors that were added have the same."""
+    tensors that are read have the same."""
 
-    def __init__(self, tensors: Sequence[SeenTensor], parts: Groups | None):
-        self._rank = max(-min(seen.axes, default=-1) - (seen.part > 0) for seen in tensors)
+    def __init__(self, read: Collection[SeenTensor], made: Sequence[SeenTensor], parts: Groups | None):
+        self._rank = max(-min(seen.axes, default=-1) - (seen.part > 0) for seen in (*read, *made))
         self._known: dict[tuple[int, bool], object] = {}
         if parts is not None:
             self._known |= {(-2, True): parts.count, (-1, True): parts.columns}
         self.is_one = True
-
-    def add(self, seen: SeenTensor) -> None:
-        for axis, n in zip(seen.axes, seen.shape, strict=True):
+        extents = ((self._key(seen, axis), n) for seen in read for axis, n in zip(seen.axes, seen.shape, strict=True))
+        for key, n in extents:
             if not same(n, 1):
-                self.is_one &= same(self._known.setdefault(self._key(seen, axis), n), n)
+                self.is_one &= same(self._known.setdefault(key, n), n)
 
     def said(self, seen: SeenTensor) -> tuple[str, str, int]:
         """Axes, type and part of a tensor, as inputs and outputs have them."""
-        return self.pattern(seen), seen.dtype, seen.part
+        return self.pattern(seen), from_foreign(seen.tensor.dtype).name, seen.part
 
     def is_whole(self, seen: SeenTensor) -> bool:
         return RowExtents(self.pattern(seen), seen.part).whole

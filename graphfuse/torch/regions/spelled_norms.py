@@ -5,13 +5,14 @@ The kernel of the forward is the same. Its gradient becomes that of the op, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
+from graphfuse.torch.fusion.reached import reached
 from graphfuse.torch.regions.call_drawing import TO_BOOL
-from graphfuse.torch.regions.program import Program, ProgramStep, Source
+from graphfuse.torch.regions.program import Program, ProgramStep, Source, number_of
 
 _OUTSIDE = -1
 _INFERENCE = {"norm_forward_phase": "INFERENCE"}
@@ -20,7 +21,8 @@ _INFERENCE = {"norm_forward_phase": "INFERENCE"}
 def with_norms(program: Program, columns: int | None) -> Program:
     """A program that computes the same. columns: of its rows; None where their extent varies."""
     steps = _distinct(program)
-    for number in range(len(steps.program.steps)):
+    # Of rows that lie apart in memory, an op's gradients have no kernel: sums over these rows are one of their own.
+    for number in range(0 if program.follows else len(steps.program.steps)):
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
             before, behind = steps.program.steps[:number], steps.program.steps[number + 1 :]
@@ -130,12 +132,12 @@ class _Steps:
 
     def _is_own(self, number: int, x: Source) -> bool:
         """True if nobody else reads what a step is made of on its way from x."""
-        between, waiting = {number}, [*self.program.steps[number].inputs.values()]
-        while waiting:
-            source = self._exact(waiting.pop())
-            if source != x and isinstance(source, str) and source.startswith("@") and int(source[1:]) not in between:
-                between.add(int(source[1:]))
-                waiting += self.program.steps[int(source[1:])].inputs.values()
+
+        def read(source: Source) -> Iterable[Source]:
+            step = self._made_by(source)
+            return (s for s in map(self._exact, step.inputs.values()) if s != x) if step else ()
+
+        between = {*map(number_of, reached([f"@{number}"], read))} - {None}
         return all(self._readers[f"@{n}"] <= between for n in between - {number})
 
     def rounds(self, number: int) -> bool:
@@ -147,34 +149,32 @@ class _Steps:
 
     def is_number(self, source: Source) -> bool:
         """True if a source is no truth value."""
-        if isinstance(source, str) and source.startswith("@"):
-            return self.program.steps[int(source[1:])].op not in TO_BOOL
-        return source not in self._truths
+        step = self._made_by(source)
+        return step.op not in TO_BOOL if step else source not in self._truths
 
     def _is_vector(self, source: Source) -> bool:
         """True if a source has a value for each column, the same in all rows."""
-        if not isinstance(source, str) or not source.startswith("@"):
+        step = self._made_by(source)
+        if step is None:
             return source in self._vectors
-        step = self.program.steps[int(source[1:])]
         read = [s for s in step.inputs.values() if isinstance(s, str)]
         return OPS[step.op].pointwise and bool(read) and all(map(self._is_vector, read))
 
     def _exact(self, source: Source) -> Source:
         """The source that has a value as it was before steps that round nothing."""
-        while isinstance(source, str) and source.startswith("@"):
-            step = self.program.steps[int(source[1:])]
-            if not _is_exact(step):
-                break
+        while (step := self._made_by(source)) and _is_exact(step):
             source = step.inputs["input"]
         return source
 
+    def _made_by(self, source: Source) -> ProgramStep | None:
+        """The step that makes a source; None for an input or a number."""
+        number = number_of(source)
+        return None if number is None else self.program.steps[number]
+
     def _step(self, source: Source, *ops: str) -> ProgramStep | None:
         """The step that a source is made by, if it is one of these ops and rounds nothing."""
-        source = self._exact(source)
-        if not isinstance(source, str) or not source.startswith("@"):
-            return None
-        step = self.program.steps[int(source[1:])]
-        return step if step.op in ops and not step.dtype else None
+        step = self._made_by(self._exact(source))
+        return step if step and step.op in ops and not step.dtype else None
 
     def _operands(self, source: Source, op: str) -> Iterator[tuple[Source, Source]]:
         step = self._step(source, op)
@@ -194,8 +194,8 @@ def _without_identities(steps: _Steps) -> Program:
     for number, step in enumerate(made):
         made[number] = step = step.reading(new)
         source = step.inputs.get("input")
-        if step.op == "identity" and step.dtype and steps.rounds(number) and isinstance(source, str):
-            made[number] = replace(made[int(source[1:])], dtype=step.dtype)
+        if step.op == "identity" and step.dtype and steps.rounds(number):
+            made[number] = replace(made[number_of(source)], dtype=step.dtype)
         elif _is_exact(step) and steps.is_number(source):
             new[f"@{number}"] = source
     return _without_unread(replace(steps.program, steps=tuple(made)))
@@ -207,11 +207,12 @@ def _is_exact(step: ProgramStep) -> bool:
 
 
 def _without_unread(program: Program) -> Program:
-    read = {one.step for one in program.outputs}
+    read: set[int | None] = {one.step for one in program.outputs}
     for number in reversed(range(len(program.steps))):
         if number in read:
-            read |= {int(s[1:]) for s in program.steps[number].inputs.values() if isinstance(s, str) and s[0] == "@"}
-    numbers: dict[Source, str] = {f"@{old}": f"@{new}" for new, old in enumerate(sorted(read))}
-    steps = tuple(program.steps[number].reading(numbers) for number in sorted(read))
-    outputs = tuple(replace(one, step=int(numbers[f"@{one.step}"][1:])) for one in program.outputs)
+            read.update(map(number_of, program.steps[number].inputs.values()))
+    order = sorted(read - {None})
+    numbers: dict[Source, str] = {f"@{old}": f"@{new}" for new, old in enumerate(order)}
+    steps = tuple(program.steps[number].reading(numbers) for number in order)
+    outputs = tuple(replace(one, step=order.index(one.step)) for one in program.outputs)
     return replace(program, steps=steps, outputs=outputs)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch.fx import Node
 
 from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, several, told
+from graphfuse.torch.fusion.meaning import hint, tensors, told
 
 
 def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:
@@ -16,13 +15,9 @@ def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collecti
     read."""
     together = sum(map(_bytes, (*inputs, *outputs)))
     apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
-    elements = max(1, *(sum(hint(t.numel()) for t in _tensors(node)) for node in inputs))
+    elements = max(1, *(sum(hint(t.numel()) for t in tensors(told(node))) for node in inputs))
     return f"{together / elements:.3g} bytes an element, {apart / elements:.3g} by its operations one by one"
 
 
 def _bytes(node: Node) -> int:
-    return sum(hint(t.numel()) * t.dtype.itemsize for t in _tensors(node))
-
-
-def _tensors(node: Node) -> list[torch.Tensor]:
-    return [t for t in several(told(node)) if isinstance(t, torch.Tensor)]
+    return sum(hint(t.numel()) * t.dtype.itemsize for t in tensors(told(node)))

@@ -10,12 +10,11 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
 from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
-from graphfuse.torch.fusion.meaning import hint, several, told
+from graphfuse.torch.fusion.meaning import has_gradient, hint, several, tensors, told
 from graphfuse.torch.fusion.meaning import value as value_of
 from graphfuse.torch.regions.call_drawing import (
     ROUNDED,
@@ -32,13 +31,14 @@ from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.same_parts import are_same
 from graphfuse.torch.regions.turned import turned_within
 
+Known, Tensors = dict[torch.Tensor, Value], set[torch.Tensor]
 Operators = tuple[torch._ops.OpOverload, ...]
 _DECLINED = "no kernel takes it with what stands around"
 
 
 class TranslatedGraph:
     """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
-    not translate. declined: for others that no region has. node_of: the node that has a tensor, by the tensor's number.
+    not translate. declined: for others that no region has. node_of: the node that has a tensor.
     unread: nodes that nobody reads, and which are left as they are. in_memory: nodes that translate, and readers that
     read what they have made.
 
@@ -58,16 +58,15 @@ class TranslatedGraph:
         self._columns, self.reduced = columns, dict[Node, ColumnAxes]()
         self.parts = groups if of_rows else None
         self._groups, self._inside = groups, inside
-        self._undivided: dict[int, Node] = {}
+        self._undivided: dict[torch.Tensor, Node] = {}
         self._of_groups: dict[Node, object] = {}
         self.values: dict[Node, object] = {}
         self.steps: list[OwnedStep] = []
         self.why: dict[Node, str] = {}
         self.declined: dict[Node, str] = {}
-        self.node_of: dict[int, Node] = {}
+        self.node_of: dict[torch.Tensor, Node] = {}
         self.unread: set[Node] = set()
         self.in_memory: set[tuple[Node, Node]] = set()
-        self.held: list[object] = []  # tensors that numbers are of
 
     def recorded(self, node: Node, reader: Node | None = None) -> object:
         """Tensor or tensors that a node has; None for one that rows of groups do not have. reader: a node, which reads
@@ -99,11 +98,11 @@ class TranslatedGraph:
 
     def undivided(self, value: Value) -> Value:
         """A value as a program reads it: a view of whole rows as parts is these rows."""
-        node = self._undivided.get(id(value.tensor))
+        node = self._undivided.get(value.tensor)
         if node is None:
             return value
         t = told(node)
-        self.node_of[id(t)] = node
+        self.node_of[t] = node
         return Value(t)
 
     def part_read(self, node: Node, value: Value) -> int:
@@ -117,9 +116,9 @@ class TranslatedGraph:
         of, made = self.values.get(node.args[0]), self.recorded(node)
         if not isinstance(of, Value) or of.step is None:
             self.values[node] = self._read(made, node)
-            self.node_of[id(made)] = node
+            self.node_of[made] = node
             if self.part(node):
-                self._undivided[id(made)] = node.args[0]
+                self._undivided[made] = node.args[0]
         elif self.parts is None and len(of.aligned()) == made.dim():
             self.values[node] = replace(of, tensor=made)
         elif self.parts is None:  # of what is one a row
@@ -144,17 +143,18 @@ class TranslatedGraph:
         if (self._groups is None or self.part(node)) and (whole := turned_within(node)) is not None:
             self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
             return True
-        aliases: dict[int, torch.Tensor] = {}
+        aliases: dict[torch.Tensor, torch.Tensor] = {}
         found = None if self._mixes(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
         if found is None:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
-        self.in_memory |= {(t, node) for t in node.all_input_nodes if self._is_kept(t, node)}
-        known = {id(aliases[id(t)]): v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
-        with_gradient = filter(_has_gradient, node.all_input_nodes)
-        graded = {id(aliases[id(t)]) for a in with_gradient for t, _ in self._tensors(a, node)}
-        self.held += aliases.values()
+        # What is computed beside the rows, and what others read as well, no kernel has that has rows.
+        kept = (t for t in node.all_input_nodes if len(t.users) > 1 and self._is_beside(t, node))
+        self.in_memory |= {(t, node) for t in kept}
+        known = {aliases[t]: v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
+        with_gradient = filter(has_gradient, node.all_input_nodes)
+        graded = {aliases[t] for a in with_gradient for t, _ in self._tensors(a, node)}
         before = len(self.steps)
         try:
             for call in calls:
@@ -166,7 +166,7 @@ class TranslatedGraph:
             if of_whole_rows and not all(OPS[step.op].pointwise for step in self.steps[before:]):
                 raise Untranslated("it computes with whole rows, where others compute with parts of them")
             if isinstance(value, Value) and value.step is None:  # a view of what is read
-                self.node_of[id(value.tensor)] = node
+                self.node_of[value.tensor] = node
             self.values[node] = value
         except Untranslated as error:
             del self.steps[before:]
@@ -177,10 +177,6 @@ class TranslatedGraph:
             self.why[node] = str(error)
             return False
         return True
-
-    def _is_kept(self, t: Node, reader: Node) -> bool:
-        """True for what is computed beside the rows, and what others read as well: no kernel has it that has rows."""
-        return len(t.users) > 1 and self._is_beside(t, reader)
 
     def _is_beside(self, t: Node, reader: Node) -> bool:
         """True for what is computed beside the rows, of several dimensions."""
@@ -204,37 +200,33 @@ class TranslatedGraph:
             if isinstance(t, torch.Tensor):
                 one = value[i] if isinstance(value, list | tuple) else value
                 if one is None and t is recorded:
-                    self.node_of[id(t)] = node
+                    self.node_of[t] = node
                 yield t, one if one is not None else self._read(t, reader)
 
     def _check_leaves(self, node: Node, steps: Sequence[OwnedStep]) -> None:
         """Untranslated where steps read a tensor that is no node's, some columns of rows of several dimensions, or
         beside parts of rows one of fewer dimensions."""
-        values = [v for step in steps for v in step.inputs.values() if isinstance(v, Value)]
+        values = [v for step in steps for v in step.read]
         for v in values:
-            self._check_columns(v)
+            shape, extents = tuple(v.shape), self._columns.extents
+            if not self._columns.fit(shape, v.aligned()):
+                raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
+            if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
+                raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
         read = [v for v in values if v.step is None]
-        if any(id(v.tensor) not in self.node_of for v in read):
+        if any(v.tensor not in self.node_of for v in read):
             raise Untranslated("it reads a tensor that is no node's")
         most = max((v.tensor.dim() for v in values), default=0)
-        apart = (v for v in read if self.part(node) and id(v.tensor) not in self._undivided)
+        apart = (v for v in read if self.part(node) and v.tensor not in self._undivided)
         if any(0 < v.tensor.dim() < most for v in apart):
             raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
 
-    def _check_columns(self, v: Value) -> None:
-        shape = tuple(v.shape)
-        if not self._columns.fit(shape, v.aligned()):
-            extents = self._columns.extents
-            raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
-        if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
-            raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
-
-    def _call(self, node: Node, call: Call, known: dict[int, Value], graded: set[int], within: Operators = ()) -> None:
-        """Draws a call. What no op computes is drawn as torch takes it apart. graded: numbers of tensors that have
-        gradients. within: what was taken apart for it."""
-        read = [t for t in pytree.tree_leaves(call.arguments) if isinstance(t, torch.Tensor)]
-        if not graded.isdisjoint(map(id, read)):
-            graded.update(map(id, call.results))
+    def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
+        """Draws a call. What no op computes is drawn as torch takes it apart. graded: tensors that have gradients.
+        within: what was taken apart for it."""
+        read = tensors(call.arguments)
+        if not graded.isdisjoint(read):
+            graded.update(tensors(call.results))
         drawing = CallDrawing(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
         draw = as_number if is_number(call, known) else COMPOSITES.get(call.name)
         try:
@@ -244,25 +236,19 @@ class TranslatedGraph:
             if parts is None:
                 raise
             calls, results = parts
-            self.held += results
             for part in calls:
                 self._call(node, part, known, graded, (*within, call.computed))
             if not are_same(call, graded):
                 raise Untranslated(f"what torch takes {call.name} apart into has other values or gradients") from None
-            made = [known.get(id(one)) for one in results]
-        known |= ((id(t), v) for t, v in zip(call.results, made, strict=False) if v is not None)
-        self.held += call.results
+            made = [known.get(one) for one in results]
+        known |= ((t, v) for t, v in zip(call.results, made, strict=False) if v is not None)
 
 
-def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[int, object]) -> bool:
+def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[torch.Tensor, object]) -> bool:
     """True if torch rounds a tensor without dimensions to the type of the others, which the call's parts do not."""
     dtype = call.results[0].dtype
-    alone = (t for t in read if not t.dim() and not isinstance(known.get(id(t)), int | float))
+    alone = (t for t in read if not t.dim() and not isinstance(known.get(t), int | float))
     return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
-
-
-def _has_gradient(node: Node) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in several(told(node)))
 
 
 def _read(node: Node) -> Container[int]:
@@ -272,14 +258,14 @@ def _read(node: Node) -> Container[int]:
     return range(sys.maxsize) if None in parts else parts
 
 
-def _like(made: object, known: Mapping[int, Value], read: Container[int]) -> object:
+def _like(made: object, known: Known, read: Container[int]) -> object:
     """Values of what a node returns; None for one of several that nobody reads."""
     if isinstance(made, torch.Tensor):
-        if not isinstance(known.get(id(made)), Value):
+        if not isinstance(known.get(made), Value):
             raise Untranslated(f"no op makes its result of {made.dtype}")
-        if known[id(made)].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
+        if known[made].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
-        return known[id(made)]
+        return known[made]
     if isinstance(made, list | tuple):
         return tuple(_like(one, known, ()) if i in read else None for i, one in enumerate(made))
     raise Untranslated(f"it makes {with_article(type(made).__name__)}")

@@ -3,12 +3,12 @@ neighbours, (-second, first) of each two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import called, end_of, is_op, joined, same, value
+from graphfuse.torch.fusion.meaning import arguments, called, end_of, is_last, is_op, joined, same, value
 
 _WITHIN = frozenset({"stack", "unbind", "select", "getitem"})
 """Names of what stands in a turn, beside slices, views and negations."""
@@ -71,11 +71,10 @@ def are_of_one_shape(a: Node, b: Node) -> bool:
 
 def stacked(node: object) -> tuple[Node, ...]:
     """Tensors that a node has side by side, along a new last dimension; none where it has no such."""
-    if not isinstance(node, Node) or called(node) != "stack" or value(node) is None:
+    if not isinstance(node, Node) or called(node) != "stack":
         return ()
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    tensors = node.args[0] if node.args else node.kwargs["tensors"]
-    return tuple(tensors) if dim in (-1, value(node).dim() - 1) else ()
+    given = arguments(node, "tensors", "dim")
+    return tuple(given["tensors"]) if is_last(given.get("dim", 0), node) else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,30 +95,30 @@ def of_pairs(node: object) -> OfPairs | None:
         columns, start = value(source).shape[-1], taken.start or 0
         is_second = taken.step == 2 and start in (0, 1) and (taken.stop is None or taken.stop >= columns - 1 + start)
         return OfPairs(source, start, (node,)) if is_second and not columns % 2 else None
-    for pairs, number, nodes in _of_last(node):
-        of, made = is_op(pairs, "view"), value(pairs)
-        rows = value(of.args[0]) if of else None
-        if rows is None or not isinstance(rows.shape[-1], int) or made.dim() != rows.dim() + 1 or made.shape[-1] != 2:
-            return None
-        if same(made.shape[-2], rows.shape[-1] // 2) and all(map(same, made.shape[:-2], rows.shape[:-1])):
-            return OfPairs(of.args[0], number, (node, *nodes, pairs))
-    return None
+    pairs, number, nodes = _of_last(node) or (None, 0, ())
+    of, made = is_op(pairs, "view"), value(pairs)
+    rows = value(of.args[0]) if of else None
+    if rows is None or not isinstance(rows.shape[-1], int) or made.dim() != rows.dim() + 1 or made.shape[-1] != 2:
+        return None
+    is_divided = same(made.shape[-2], rows.shape[-1] // 2) and all(map(same, made.shape[:-2], rows.shape[:-1]))
+    return OfPairs(of.args[0], number, (node, *nodes, pairs)) if is_divided else None
 
 
-def _of_last(node: object) -> Iterator[tuple[Node, int, tuple[Node, ...]]]:
-    """The tensor of which a node has one element along the last dimension, its number, and nodes on the way."""
-    if not isinstance(node, Node) or called(node) not in ("getitem", "select") or len(node.args) < 2:
-        return
-    of, *given = node.args
+def _of_last(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
+    """The tensor of which a node has one of two elements along the last dimension, its number, and nodes on the way."""
+    if not isinstance(node, Node) or called(node) not in ("getitem", "select"):
+        return None
+    pairs, way = node.args[0], ()
     if called(node) == "select":
-        if value(of) is not None and given[0] in (-1, value(of).dim() - 1) and given[1] in (0, 1):
-            yield of, given[1], ()
-    elif called(of) == "unbind":
-        pairs, dim = of.args[0], of.args[1] if len(of.args) > 1 else of.kwargs.get("dim", 0)
-        if value(pairs) is not None and dim in (-1, value(pairs).dim() - 1) and given[0] in (0, 1):
-            yield pairs, given[0], (of,)
-    elif value(of) is not None and given[0] in ((Ellipsis, 0), (Ellipsis, 1)):
-        yield of, given[0][1], ()
+        given = arguments(node, "input", "dim", "index")
+        dim, number = given.get("dim"), given.get("index")
+    elif called(pairs) == "unbind":
+        given, number, way = arguments(pairs, "input", "dim"), node.args[1], (pairs,)
+        pairs, dim = pairs.args[0], given.get("dim", 0)
+    else:
+        dim, index = -1, node.args[1]
+        number = index[1] if index in ((Ellipsis, 0), (Ellipsis, 1)) else None
+    return (pairs, number, way) if number in (0, 1) and is_last(dim, pairs) else None
 
 
 def _half(node: object) -> OfPairs | None:

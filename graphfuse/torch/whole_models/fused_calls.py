@@ -112,11 +112,8 @@ class FusedCalls:
     def result(self) -> Callable[..., object]:
         """Function of modules, and then of full tensors: what the calls return, a list of several; None where no kernel
         computes that. It is written for these calls, as loops over what it is given would take longer."""
-        modules, full = (
-            [f"{letter}{n}" for n in range(count)]
-            for letter, count in (("m", len(self.classes)), ("x", self.calls.given))
-        )
-        members = [f"w{n}" for n in range(len(self.members))]
+        counts = {"m": len(self.classes), "x": self.calls.given, "w": len(self.members)}
+        modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in counts.items())
         given, place = ", ".join((*full, *members)), 1 if self.of.behind else -1
         watches = [f"way.watches[{n}]({module})" for n, module in enumerate(modules)]
         lines = [

@@ -19,6 +19,7 @@ from types import FunctionType
 import torch
 from torch.fx import Graph, Node
 
+from graphfuse.runtime.fastcall import text, written
 from graphfuse.torch.fusion import generated
 from graphfuse.torch.fusion.meaning import PARTS, called, is_op, writes
 from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
@@ -257,9 +258,7 @@ def _beneath_casts(node: Node) -> Node:
 def _written(graph: Graph) -> FunctionType:
     code = graph.python_code("self")
     rest = next((n.name for n in graph.nodes if n.op == "placeholder" and n.target.startswith("**")), "")
-    source, names = code.src.replace(f"{REST} = {rest}", f"**{rest}"), dict(code.globals)
-    exec(compile(source, "<graphfuse layer>", "exec"), names)
-    return names["forward"]
+    return written("layer", "forward", code.src.replace(f"{REST} = {rest}", f"**{rest}"), code.globals)
 
 
 def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], FunctionType]]) -> FunctionType:
@@ -272,9 +271,8 @@ def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], Functio
             names[f"_default_{p.name}"] = p.default
         star = "**" if p.kind is p.VAR_KEYWORD else ""
         given.append(f"{star}{p.name}" + (f"=_default_{p.name}" if p.default is not p.empty else ""))
-    lines = (f"    if {' and '.join(conditions)}:\n        return {n}" for n, (conditions, _) in enumerate(ways))
-    exec(compile("\n".join((f"def way({', '.join(given)}):", *lines)), "<graphfuse layer>", "exec"), names)
-    way, functions = names["way"], tuple(function for _, function in ways)
+    lines = [f"if {' and '.join(conditions)}: return {n}" for n, (conditions, _) in enumerate(ways)]
+    way, functions = written("layer", "way", text("way", given, lines), names), [function for _, function in ways]
 
     def forward(self_, *given, **named):
         try:

@@ -1,7 +1,7 @@
 """A norm and the activation behind it as one call, where a forward has both next to one another, whatever else it does:
 in statements that follow one another, or as modules in a row."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from types import FunctionType
 
@@ -14,7 +14,7 @@ from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models import group_norm
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
-from graphfuse.torch.whole_models.statements import Call, Pair, joined
+from graphfuse.torch.whole_models.statements import Call, joined
 
 _CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (CallOperand(1),), {})), (2,))
 
@@ -43,7 +43,11 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
         return lambda norm, activation, x: run(norm, activation, x)[0]
 
     try:
-        function, pairs = _of_sequence(children, of_groups) if own is torch.nn.Sequential.forward else joined(own, call)
+        if own is torch.nn.Sequential.forward:
+            function = group_norm.in_sequence
+            pairs = [(a, b) for a, b in pairwise(children) if a in of_groups and b in activations]
+        else:
+            function, pairs = joined(own, call)
     except ForwardDeclined as why:
         yield Entry(name, kind, why=f"activations behind its norms: {why}")
         return
@@ -57,8 +61,3 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
         yield Entry(name, kind, "region", f"{said}; with {' and '.join(pair)}")
     if in_two := [" and ".join(pair) for pair in pairs if pair not in operations]:
         yield Entry(name, kind, group_norm.BECAME, "; ".join(in_two))
-
-
-def _of_sequence(children: Mapping[str, torch.nn.Module], norms: Container[str]) -> tuple[FunctionType, list[Pair]]:
-    pairs = [(a, b) for a, b in pairwise(children) if a in norms and type(children[b]) is torch.nn.SiLU]
-    return group_norm.in_sequence, pairs
