@@ -17,7 +17,7 @@ from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls import sequences
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.engines.torch_calls.sequences import LENGTHS, SequenceBand, sequence_band
+from graphfuse.engines.torch_calls.sequences import LENGTHS, MOST, PARTS, SequenceBand, sequence_band
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 from graphfuse.ops import OFFSETS
 from graphfuse.ops.scores import PAGED, gathered, seen, within
@@ -137,10 +137,13 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
 
 
 def _sequences(node: Node, read: Mapping[str, FrozenTensor], apart: Mapping[str, FrozenTensor]) -> SequenceBand | None:
-    """None where kernels cannot read rows at ragged offsets where they lie."""
-    ragged = [t for port, t in apart.items() if port.lower() != "stats"]
-    if any(port in PAGED.values() for port in apart) or any(map(_lying, ragged)):
+    """None where kernels cannot read rows at ragged offsets where they lie, page tables among them, or results be put
+    there in wide pieces."""
+    if any(port in PAGED.values() for port in apart) or read["q"].dim[0] * PARTS > MOST:
         return None
+    for port, t in apart.items():
+        if port.lower() != "stats" and (_lying(t) or any(s % _TOGETHER for s in t.stride[1:3])):
+            return None
     return sequence_band(node, read)
 
 

@@ -25,6 +25,9 @@ LENGTHS = ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv")
 DEVICES = {"cuda"}
 """Types of devices whose flash attention knows where sequences begin."""
 
+PARTS, MOST = 4, 65535
+"""Sequences of the kernel's that each of the graph's is, and how many it takes."""
+
 _OF_K = ("k", "v", "dK", "dV")
 
 
@@ -50,8 +53,6 @@ def sequence_band(node: Node, read: Mapping[str, FrozenTensor]) -> SequenceBand 
     left, right = (node.attribute(f"diagonal_band_{side}_bound") for side in ("left", "right"))
     if left is None and right is None:
         return SequenceBand()
-    if len(given) != 2:
-        return None
     alike = len({node.input(port) for port in given}) == 1 and read["q"].dim[ROWS] == read["k"].dim[ROWS]
     if alike or node.attribute("diagonal_alignment") is diagonal_alignment.BOTTOM_RIGHT:
         return SequenceBand(left, right)
@@ -78,9 +79,9 @@ class Starts:
         """Numbers of all rows that there may be."""
         return torch.arange(self.room, device=self.rows.device)
 
-    def ends(self, torch, lengths: torch.Tensor | None) -> torch.Tensor:
+    def ends(self, torch, lengths: torch.Tensor) -> torch.Tensor:
         """One past the last row of each sequence of such a length."""
-        return self.rows[1:] if lengths is None else torch.minimum(self.rows[:-1] + lengths, self.rows[1:])
+        return torch.minimum(self.rows[:-1] + lengths.clamp(min=0), self.rows[1:])
 
     def counterparts(self, torch, rows: torch.Tensor, other: Starts) -> tuple[torch.Tensor, torch.Tensor]:
         """The row of another tensor that has the same place in its sequence, for each of some rows here, and whether
@@ -95,9 +96,9 @@ class Starts:
 class Pass:
     """One call of the kernel.
 
-    q, k: where sequences begin. Each of the graph's sequences is five of the kernel's: rows of q before those that
-    attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k; and none, as a sequence ends
-    where the next begins. Rows that have none of the other tensor have zeros as their result and their gradient.
+    q, k: where sequences begin. Each of the graph's sequences is four of the kernel's: rows of q before those that
+    attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k. Rows that have none of the
+    other tensor have zeros as their result and their gradient.
     causal, left, right: the band, whose diagonal ends at the last rows.
     """
 
@@ -110,11 +111,12 @@ class Pass:
     @staticmethod
     def of(torch, q: Starts, k: Starts, begin, end, reached, band: SequenceBand) -> Pass:
         """begin, end: rows of q that attend, by sequence. reached: one past the last row of k that they attend to."""
-        of_q = torch.stack((q.rows[:-1], begin, end, q.rows[1:], q.rows[1:]), dim=1)
-        of_k = torch.stack((k.rows[:-1], k.rows[:-1], reached, reached, k.rows[1:]), dim=1)
+        of_q = torch.stack((q.rows[:-1], begin, end, q.rows[1:]), dim=1).flatten()
+        of_k = torch.stack((k.rows[:-1], k.rows[:-1], reached, reached), dim=1).flatten()
         causal = band.left is None and band.right == 0
         left, right = None if band.left is None else band.left - 1, None if causal else band.right
-        return Pass(of_q.flatten().int(), of_k.flatten().int(), causal, left, right)
+        of_q, of_k = (torch.cat((of, each.rows[-1:])).int() for of, each in ((of_q, q), (of_k, k)))
+        return Pass(of_q, of_k, causal, left, right)
 
     @property
     def window(self) -> dict[str, int | None]:
@@ -122,9 +124,13 @@ class Pass:
 
 
 def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list[Pass]:
-    """Calls of the kernel whose results are added. of_q, of_k: lengths; None for all rows."""
+    """Calls of the kernel whose results are added. of_q, of_k: lengths."""
     if not band.first:
-        return [Pass.of(torch, q, k, q.rows[:-1], q.ends(torch, of_q), k.ends(torch, of_k), band)]
+        begin, end, reached = q.rows[:-1], q.ends(torch, of_q), k.ends(torch, of_k)
+        if band.right is not None:  # the first rows of more than there are of k attend to nothing
+            nothing = (end - begin) - (reached - k.rows[:-1]) - band.right
+            begin = torch.minimum(begin + nothing.clamp(min=0), end)
+        return [Pass.of(torch, q, k, begin, end, reached, band)]
     # Rows of q behind as many as there are of k attend to all of k.
     both = torch.minimum(of_q, of_k)
     middle = q.ends(torch, both)
@@ -149,9 +155,13 @@ def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Ca
         read = (port for port in ("q", "k", "v", "o", "dO", "stats") if port in x)
         rows = {port: layout.read(port, x[port], k if port in _OF_K else q) for port in read}
         scale = number[0] if number else asked.scale
-        made = (_backward if "dO" in x else _forward)(torch, passes, rows, (q.longest, k.longest), scale)
+        # One row of q alone, and windows that are wider than k, are others to the kernel.
+        longest = max(q.longest, 2), max(q.longest, k.longest)
+        made = (_backward if "dO" in x else _forward)(torch, passes, rows, longest, scale)
         if "Stats" in given:
             made["Stats"] = _statistics(torch, made["Stats"], made["O"])
+        for port, t in given.items():
+            layout.starts(port, t)  # all are known before the first result is written
         for port, t in given.items():
             layout.write(port, t, made[port], k if port in _OF_K else q)
 
@@ -196,12 +206,13 @@ class _RowLayout:
     def __init__(self, torch, ragged: Mapping[str, FrozenTensor], offsets: Mapping, x: Mapping):
         self.torch, self.ragged, self.offsets, self.device = torch, ragged, offsets, x["q"].device
         self._known: dict[object, Starts] = {}
-        self._whole: list[torch.Tensor] = []  # of offsets that count no rows: whether all are those of rows
-        read = [x[port] for port in ("q", "k", "v", "o", "dO") if port in x]
+        self._at_rows: list[torch.Tensor] = []  # of offsets that count no rows: whether each is a row's
         # Where heads are outside of rows, each head is a sequence: rows of all heads do not lie at one stride.
         self.heads = 1
+        read = [x[port] for port in ("q", "k", "v", "o", "dO") if port in x]
         if not ragged and all(t.shape[HEADS] == read[0].shape[HEADS] and t.is_contiguous() for t in read):
-            self.heads = read[0].shape[HEADS]
+            batch, heads = read[0].shape[:2]
+            self.heads = heads if PARTS * batch * heads <= MOST else 1
 
     def starts(self, port: str, t: torch.Tensor) -> Starts:
         """The same object for tensors with rows at the same places."""
@@ -213,8 +224,11 @@ class _RowLayout:
             count, _, longest, _ = of.dim
             key = count, longest, self.offsets[port].data_ptr(), of.multiplier / of.stride[ROWS]
         if key not in self._known:
-            made = self.torch.arange(0, count * longest + 1, longest, device=self.device) if of is None else None
-            self._known[key] = Starts(self._at_offsets(port) if made is None else made, longest)
+            if of is None:
+                rows = self.torch.arange(0, count * longest + 1, longest, device=self.device)
+            else:
+                rows = self._at_offsets(port).clamp(0, count * longest)
+            self._known[key] = Starts(rows, longest)
         return self._known[key]
 
     def _at_offsets(self, port: str) -> torch.Tensor:
@@ -222,7 +236,7 @@ class _RowLayout:
         offsets = self.offsets[port].flatten().long()
         if unit % stride == 0:
             return offsets * (unit // stride)
-        self._whole.append((offsets * unit % stride == 0).all())
+        self._at_rows.append((offsets * unit % stride == 0).all())
         return offsets * unit // stride
 
     def _rows(self, port: str, t: torch.Tensor) -> torch.Tensor:
@@ -232,9 +246,9 @@ class _RowLayout:
             return t.as_strided(extents, (of.stride[ROWS], of.stride[HEADS], of.stride[COLUMNS]))
         return t.flatten(0, 2).unsqueeze(1) if self.heads > 1 else t.transpose(1, 2).flatten(0, 1)
 
-    def each(self, found: torch.Tensor | None) -> torch.Tensor | None:
+    def each(self, found: torch.Tensor) -> torch.Tensor:
         """Lengths of the sequences. found: of the batches."""
-        return None if found is None else found.flatten().repeat_interleave(self.heads)
+        return found.flatten().repeat_interleave(self.heads)
 
     def read(self, port: str, t: torch.Tensor, own: Starts) -> torch.Tensor:
         """The rows of a tensor, at the places of `own`."""
@@ -244,10 +258,10 @@ class _RowLayout:
         return rows.index_select(0, own.counterparts(self.torch, own.every(self.torch), starts)[0])
 
     def write(self, port: str, t: torch.Tensor, made: torch.Tensor, own: Starts) -> None:
-        """made: rows at the places of `own`, which may be written to."""
+        """made: the kernel's rows, at the places of `own`. They are written to."""
         torch, to, nothing = self.torch, self.starts(port, t), -math.inf if port == "Stats" else 0.0
-        if self._whole:
-            made.mul_(torch.where(torch.stack(self._whole).all(), 1.0, math.nan))
+        if self._at_rows:
+            made.mul_(torch.where(torch.stack(self._at_rows).all(), 1.0, math.nan))
         if port in self.ragged:
             self._write_at_offsets(self._rows(port, t), to, made, own, nothing)
             return
@@ -260,10 +274,12 @@ class _RowLayout:
             t.copy_(made.unflatten(0, (-1, to.longest)).transpose(1, 2))
 
     def _write_at_offsets(self, memory: torch.Tensor, to: Starts, made: torch.Tensor, own: Starts, nothing) -> None:
-        torch, first = self.torch, to.rows[:1].clamp(max=to.room - 1)
-        count = to.rows[-1:] - first
+        torch, count = self.torch, to.rows[-1:] - to.rows[:1]
+        first = torch.where(count > 0, to.rows[:1], 0)
         # In place of rows that there are not, others are written again; memory without any keeps what it has.
         rows = first + to.every(torch) % count.clamp(min=1)
+        begin = to.rows[torch.bucketize(rows, to.rows[1:-1], right=True)]
+        rows = torch.where((rows - begin < to.longest) | (count <= 0), rows, begin)
         found, there = (rows, None) if to is own else to.counterparts(torch, rows, own)
         kept = torch.where(count > 0, made.index_select(0, found[:1]), memory.index_select(0, first))
         made = made.index_copy_(0, found[:1], kept).index_select(0, found)

@@ -1,5 +1,6 @@
 """Convolutions and attention by torch's kernels, on CPU tensors; how calls see tensors, hold settings and fail."""
 
+import contextlib
 import dataclasses
 import threading
 
@@ -205,6 +206,39 @@ def test_sequences_with_one_tensor_of_lengths():
 
 def test_sequences_without_rows():
     assert (in_rows(Drawn(), [3, 3, 3], [0, 0]) == 7).all()
+
+
+def test_rows_behind_the_last_offset_and_in_wide_gaps_are_kept():
+    assert (in_rows(Drawn(), [12, 12, 12], [0, 0]) == 7).all()
+    got = in_rows(Drawn(), [0, 8, 10], [0, 2])  # room for 8 rows, of which a sequence has 6 at most
+    assert not got[:6].any() and (got[6:8] == 7).all() and (got[10:] == 7).all()
+    assert not (got[8:10] == 7).any()
+
+
+def test_offsets_beyond_the_extents_read_nothing_outside():
+    in_rows(Drawn(), [2, 8, 14], [6, 6])
+
+
+@pytest.mark.parametrize(
+    "asked", [{"use_causal_mask_bottom_right": True}, {"right": 2, "left": 2}, {"left": 3, "right": 12}]
+)
+@pytest.mark.parametrize(("rows", "others"), [(1, 9), (7, 3)])
+def test_bands_of_sequences(asked, rows, others):
+    """One row of q, and bands wider than k, are others to the kernel if it is told so."""
+    bounds = {f"diagonal_band_{side}_bound": asked[side] for side in ("left", "right") if side in asked}
+    if bounds:
+        asked = bounds | {"diagonal_alignment": diagonal_alignment.BOTTOM_RIGHT}
+    found = []
+    for where in (flash_attention.on_cpu(), contextlib.nullcontext()):
+        case = Drawn()
+        lengths = {"seq_len_q": torch.tensor([rows, rows - 1]), "seq_len_kv": torch.tensor([others, others - 2])}
+        for name, t in lengths.items():
+            case.pack[name] = t.int().reshape(2, 1, 1, 1)
+        given = {name: case.g.tensor_like(case.pack[name], name=name) for name in lengths}
+        attention(case, (2, 4, rows, 16), heads=2, others=others, use_padding_mask=True, **given, **asked)
+        with where:
+            found.append(case.run())
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
 def test_a_sequence_that_begins_within_a_row():

@@ -76,3 +76,36 @@ def test_backward_drops_what_forward_has_dropped(rows):
     for one, other in zip(found, torch.autograd.grad(outs, exact, [g.double() for g in grads]), strict=True):
         assert (one.double() - other).norm() <= 2**-6 * other.norm()
     assert [entry.became for entry in compile_report().replaced] == ["region"]
+
+
+def of_channels(x, w, b):
+    mean = x.mean(1, keepdim=True)
+    variance = (x - mean).pow(2).mean(1, keepdim=True)
+    return w.view(-1, 1, 1) * ((x - mean) / torch.sqrt(variance + 1e-5)) + b.view(-1, 1, 1)
+
+
+def of_samples(x, scale, shift):
+    return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (of_channels, [(4, 96, 56, 56), (96,), (96,)]),
+        (of_channels, [(2, 64, 33, 35), (64,), (64,)]),
+        (of_samples, [(16, 256, 1152), (16, 1, 1152), (16, 1, 1152)]),
+    ],
+)
+def test_sums_along_axes_apart_in_gradients(function, shapes):
+    torch.compiler.reset()
+    run = torch.compile(function, backend="graphfuse", options={"decline": False})
+    given = [torch.randn(shape, device="cuda").bfloat16().requires_grad_() for shape in shapes]
+    made = run(*given)
+    loss = torch.randn_like(made)
+    found = made, *torch.autograd.grad(made, given, loss)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    wanted = function(*exact)
+    wanted = wanted, *torch.autograd.grad(wanted, exact, loss.double())
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.double() - other).norm() <= 2**-6 * other.norm()
+    assert [entry.became for entry in compile_report().replaced] == ["region"]

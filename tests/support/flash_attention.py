@@ -24,16 +24,32 @@ def _scores(q, k, causal, scale, left, right):
     return scores
 
 
+def _told(causal, left, right, most_k):
+    """What the kernels make of a band: one wider than k at most is none."""
+    left, right = None if left is None or left >= most_k else left, 0 if causal else right
+    right = None if right is None or right >= most_k else right
+    if left is None and right == 0:
+        return True, None, None
+    if left is None is not right:
+        left = most_k
+    if right is None is not left:
+        right = most_k
+    return False, left, right
+
+
 def _forward(
     q, k, v, of_q, of_k, most_q, most_k, dropout, causal, debug, *, scale, window_size_left=None, window_size_right=None
 ):
-    assert of_q.dtype is of_k.dtype is torch.int32
+    assert of_q.dtype is of_k.dtype is torch.int32 and len(of_q) == len(of_k) <= 65536
+    causal, left, right = _told(causal and most_q > 1, window_size_left, window_size_right, most_k)
+    if most_q == 1 and q.shape[1] > k.shape[1] and left is right is None and not causal:
+        q.reshape(len(of_q) - 1, k.shape[1], q.shape[1] // k.shape[1], q.shape[2])  # groups of heads in place of rows
     out, sums = torch.full_like(q, math.nan), torch.full((q.shape[1], q.shape[0]), math.nan)
     for rows, others in zip(_parts(of_q), _parts(of_k), strict=True):
-        assert 0 <= rows.stop - rows.start <= most_q
         if rows.start == rows.stop:
             continue
-        scores = _scores(q[rows], k[others], causal, scale, window_size_left, window_size_right)
+        rows = slice(rows.start, min(rows.stop, rows.start + most_q))
+        scores = _scores(q[rows], k[others], causal, scale, left, right)
         values = v[others].double().transpose(0, 1).repeat_interleave(q.shape[1] // v.shape[1], 0)
         seen = scores.logsumexp(-1)
         none = seen == -math.inf
@@ -46,11 +62,12 @@ def _forward(
 
 def _backward(loss, q, k, v, o, sums, of_q, of_k, most_q, most_k, dropout, causal, seed, offset, *, scale, **band):
     found = [torch.full_like(t, math.nan) for t in (q, k, v)]
+    causal, left, right = _told(causal, band.get("window_size_left"), band.get("window_size_right"), most_k)
     for rows, others in zip(_parts(of_q), _parts(of_k), strict=True):
         if rows.start == rows.stop:
             found[1][others] = found[2][others] = 0
             continue
-        scores = _scores(q[rows], k[others], causal, scale, band.get("window_size_left"), band.get("window_size_right"))
+        scores = _scores(q[rows], k[others], causal, scale, left, right)
         times = q.shape[1] // k.shape[1]
         more = [t[others].double().transpose(0, 1).repeat_interleave(times, 0) for t in (k, v)]
         weights = (scores - sums[:, rows, None].double()).exp()

@@ -100,13 +100,13 @@ def test_gradients(name, layout):
 
 
 def test_gradients_of_rows_that_lie_apart():
-    """Softmax has kernels for them; a sum over such rows has none."""
+    """A weight's gradient is a sum over the rows, along axes apart."""
     function, found = compiled(lambda x, w: torch.softmax(x * 2, 1))
     function(*given(gradients=True))
     assert [why for _, why in found] == [""]
     function, found = compiled(of_channels)
     function(*given(gradients=True))
-    assert found[0][1].endswith("the dimension that is reduced is the last in memory, as in channels_last")
+    assert [why for _, why in found] == [""]
     function, found = compiled(of_channels)
     function(*given(layout=torch.channels_last, gradients=True))
     assert [why for _, why in found] == [""]

@@ -149,8 +149,6 @@ class RegionGraphs(Computation):
             return ""
         if not regions:
             return "nothing is reduced for its gradients: inductor makes them element by element"
-        if strides != packed_stride(rows) and not self.why_untrainable(rows, packed_stride(rows), asked, device):
-            return _APART
         declined = (
             engine.why_not(region.facts, planner.device)
             for region in regions
@@ -300,10 +298,6 @@ class RegionGraphs(Computation):
 
 
 _ELEMENTWISE = "a part of them reduces nothing, which inductor computes element by element"
-_APART = (
-    "no kernels make gradients of rows that lie apart in memory; accepted: the dimension that is reduced is the last "
-    "in memory, as in channels_last"
-)
 
 
 def _is_float(one: RegionInput | Result) -> bool:
