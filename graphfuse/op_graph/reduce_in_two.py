@@ -88,7 +88,7 @@ def _apart(graph: FrozenGraph) -> Iterator[_Apart]:
 
 
 def _innermost(t: FrozenTensor, axes: Collection[int]) -> tuple[int, ...]:
-    """Those of some axes that one stride joins, from that of elements next to each other on; none if these are all."""
+    """Axes, of some, that one stride joins, from that of elements next to each other on; none if these are all."""
     inside = sorted((axis for axis in axes if t.dim[axis] != 1), key=lambda axis: t.stride[axis])
     if not t.elements or not inside or t.stride[inside[0]] != 1:
         return ()
