@@ -94,6 +94,7 @@ def rendered(tmp_path_factory) -> dict[str, str]:
         "followers": bench_record.followers,
         "compile-cost": bench_record.compile_cost_model,
         "cudnn-calls": bench_record.cudnn_calls_model,
+        "torch-products": bench_record.torch_products_model,
         "wan-block": bench_record.wan_block_model,
         "ranking": bench_record.ranking,
         "all-reduce": bench_record.all_reduce,
@@ -108,7 +109,6 @@ def rendered(tmp_path_factory) -> dict[str, str]:
     for bench in BENCHES:
         record.write(folder, bench, other, bench_record.record(bench) | {"environment": other})
         record.write(folder, f"{bench}-part", here, bench_record.record(bench) | {"environment": here})
-    record.write(folder, "torch-products", other, bench_record.torch_products_model())
     for kind in ("followers", "models"):
         record.write(folder, f"{kind}-part", here, programs[kind]())
     for where in (here, other):
