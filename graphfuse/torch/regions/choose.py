@@ -393,8 +393,9 @@ class _Assembled:
                 "it makes a number a row, along another dimension than the last: inductor's loop moves the same bytes"
             )
         else:
-            spelled = with_norms(program, columns if isinstance(columns, int) else None)
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
+            trains = any(getattr(told(node), "requires_grad", False) for node in outputs)
+            spelled = with_norms(program, columns if isinstance(columns, int) else None, trains)
             orders = tuple(one.order for one in (*seen, *results))
             moved = traffic(own, inputs, outputs)
             held = tuple(one.tensor for one in (*seen, *results))

@@ -18,11 +18,12 @@ _OUTSIDE = -1
 _INFERENCE = {"norm_forward_phase": "INFERENCE"}
 
 
-def with_norms(program: Program, columns: int | None) -> Program:
-    """A program that computes the same. columns: of its rows; None where their extent varies."""
+def with_norms(program: Program, columns: int | None, trains: bool = False) -> Program:
+    """A program that computes the same. columns: of its rows; None where their extent varies. trains: whether its
+    results have gradients."""
     steps = _distinct(program)
     # Of rows that lie apart in memory, an op's gradients have no kernel: sums over these rows are one of their own.
-    for number in range(0 if program.follows else len(steps.program.steps)):
+    for number in range(0 if program.follows and trains else len(steps.program.steps)):
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
             before, behind = steps.program.steps[:number], steps.program.steps[number + 1 :]
