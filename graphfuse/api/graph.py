@@ -202,7 +202,6 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         try:
             self.handle = handle
             self._read(content.graph)
-            content.check_key(self.key())
             planner = Planner(
                 self.frozen,
                 handle,
@@ -212,6 +211,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
                 self.kernel_cache,
             )
             content.check_device(planner.device)
+            content.check_key(planner.graph.key())
             planner.restore(content.plans, content.selected, content.kernels)
         except BaseException:
             self._empty()

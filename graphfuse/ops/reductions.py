@@ -44,19 +44,20 @@ def _but_zeros(e: RowArithmetic, x: object) -> object:
     return e.product(e.op("binary_select", input0=1.0, input1=x, mask=e.op("cmp_eq", input=x, comparison=0.0)))
 
 
-def _of_chosen(p: Pullback, values: object) -> object:
-    """Mask of the elements that are the result, over how many there are: they share its gradient."""
-    chosen = p.graph.cmp_eq(values, p["output"])
+def _of_chosen(p: Pullback, values: object, mode: reduction_mode) -> object:
+    """Mask of the elements that are the result, over how many there are: they share its gradient. mode: MIN or MAX."""
+    # Not what forward made: of values that are computed again, rounded otherwise, none might be that.
+    chosen = p.graph.cmp_eq(values, p.graph.reduction(values, mode=mode).set_dim(p.dim_of("output")))
     count = p.graph.reduction(chosen, mode=reduction_mode.ADD).set_dim(p.dim_of("output"))
     return p.graph.mul(p.graph.mul(p.grad, p.graph.reciprocal(count)), chosen)
 
 
 def _of_extreme(p: Pullback) -> object:
-    return _of_chosen(p, p["input"])
+    return _of_chosen(p, p["input"], p.attributes["mode"])
 
 
 def _of_magnitude(p: Pullback) -> object:
-    return p.graph.mul(_of_chosen(p, p.graph.abs(p["input"])), sign(p, p["input"]))
+    return p.graph.mul(_of_chosen(p, p.graph.abs(p["input"]), reduction_mode.MAX), sign(p, p["input"]))
 
 
 def _of_length(p: Pullback) -> object:

@@ -13,6 +13,7 @@ from graphfuse.base.wording import counted
 from graphfuse.files import json_values, sealed
 from graphfuse.files.json_values import field, refuse
 from graphfuse.op_graph import graph_json, ir
+from graphfuse.op_graph.lower import lower
 from graphfuse.op_graph.recorded import Recorded
 from graphfuse.planning.recipe import ELF, Code, Codes, PartRecipe, Recipe
 from graphfuse.runtime import record
@@ -105,7 +106,7 @@ def of(
         arch=device.arch,
         device=device.name,
         graph=graph_json.to_data(graph),
-        key=frozen.key(),
+        key=lower(frozen).key(),  # recipes number nodes of that
         plans=tuple(plans),
         selected=selected,
         codes=None if codes is None else tuple(dict.fromkeys(codes)),  # plans share kernels

@@ -73,6 +73,32 @@ def test_what_others_read_is_computed_again():
     assert names(g) == ["sub.0::reduction.0", "sub.0", "mul.0", "reduction.0::parts", "reduction.0", "relu.0"]
 
 
+def test_reductions_of_one_chain_share_what_is_computed_again():
+    g = new()
+    y = g.tensor(IMAGES, name="x")
+    for _ in range(3):
+        y = g.tanh(y)
+        summed(g, y, [1, 8, 1, 1]).set_output()
+    g.relu(y).set_output()
+    assert len(names(g)) == 3 * 4 + 1  # of each the node, that again, two reductions
+
+
+def test_a_node_that_others_do_not_read_any_more_is_left_out():
+    g = new()
+    y = g.relu(g.tensor(IMAGES, name="x"))
+    summed(g, y, [1, 8, 1, 1]).set_output()
+    summed(g, y, [1, 1, 5, 1]).set_output()
+    assert names(g).count("relu.0") == 0
+
+
+def test_the_largest_magnitude_of_a_tensor_with_gaps_is_one():
+    """A kernel of rows makes it beside."""
+    g = new()
+    summed(g, g.tensor([4, 8], [16, 1]), [1, 1], reduction_mode.AMAX).set_output()
+    summed(g, g.tensor([4, 8], [16, 1]), [1, 1], reduction_mode.MAX).set_output()
+    assert names(g) == ["reduction.0", "reduction.1::parts", "reduction.1"]
+
+
 def test_what_is_in_memory_is_read():
     g = new()
     difference = g.sub(g.tensor(IMAGES), 1.0).set_output()

@@ -184,3 +184,23 @@ def test_an_exported_program():
     assert '"follows":true' in region.program.text
     (got,) = torch.ops.graphfuse.region.default([x.movedim(1, -1), w.permute(1, 2, 0)], region.program.text)
     assert torch.equal(got.movedim(-1, 1), want) and got.stride() == x.movedim(1, -1).stride()
+
+
+@pytest.mark.parametrize(("dim", "shapes"), [(1, ((4, 16, 8), (16, 1))), (-1, ((32, 16), (16,)))])
+def test_the_largest_of_what_forward_rounds_otherwise(dim, shapes, monkeypatch):
+    """Backward computes these values again, in another kernel, and looks for the largest among them."""
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+
+    def function(x, b):
+        y = torch.softmax(x, dim) * 4 + b
+        return y - y.amax(dim, keepdim=True) * 0.5
+
+    torch.compiler.reset()
+    run = torch.compile(function, backend="graphfuse", options={"then": "eager", "decline": False})
+    made = []
+    for f in (run, function):
+        generator = torch.Generator().manual_seed(0)
+        tensors = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+        made.append(torch.autograd.grad(f(*tensors).sum(), tensors))
+    for got, want in zip(*made, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
