@@ -7,8 +7,8 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
-from graphfuse.ops.shapes import LAYERNORM_ORDER, check_phase, layernorm_absent, one_per_row, with_elements
+from graphfuse.ops.pullback import NoRule, Pullback
+from graphfuse.ops.shapes import LAYERNORM_ORDER, check_phase, check_scalars, one_per_row, with_elements
 
 
 def _instance_axes(rank: int) -> tuple[int, ...]:
@@ -39,10 +39,7 @@ def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple
             raise GraphValidationError(
                 f"{port} must have shape {list(shape)} for input {list(x)}, got {list(shapes[port])}"
             )
-    for port in ("epsilon", "momentum"):
-        if any(e != 1 for e in shapes.get(port, ())):
-            order = f"; {LAYERNORM_ORDER}" if "momentum" not in shapes else ""
-            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}{order}")
+    check_scalars(shapes, ("epsilon", "momentum"), f"; {LAYERNORM_ORDER}" if "momentum" not in shapes else "")
     return statistic, channels
 
 
@@ -166,31 +163,22 @@ def _of_sums(p: Pullback) -> object:
 
 
 TABLE = (
-    Op(
+    norms.forward(
         "instancenorm",
         "Instance normalization of [N, C, spatial axes...] (Ulyanov et al. 2016):\n"
         + _NORM
         + "means over the spatial axes; scale and bias are [1, C, 1, ...]. norm_forward_phase must be given. Returns\n"
         "[Y, mean, inv_variance], the last two, [N, C, 1, ...], None in INFERENCE.",
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
-        outputs=norms.FORWARD,
         infer=_instance_shapes,
         expansion=Expansion(norms.layernorm, _along(_instance_axes), norms.EPSILON, of_rows=norms.WEIGHTS),
-        attributes=(norms.PHASE,),
-        absent=layernorm_absent,
-        order=LAYERNORM_ORDER,
         vjp=norms.gradients("instancenorm_backward", "mean", "inv_variance"),
-        again=norms.AGAIN,
-        training=norms.TRAINING,
     ),
-    Op(
+    norms.backward(
         "instancenorm_backward",
         "Gradients of instancenorm" + _GRADIENT,
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_instance_axes, 3),
         expansion=Expansion(norms.layernorm_backward, _along(_instance_axes), in_rows=False),
-        vjp=NO_SECOND,
     ),
     Op(
         "batchnorm",
@@ -234,15 +222,12 @@ TABLE = (
         expansion=Expansion(_inference, _along(_instance_axes), of_rows=norms.WEIGHTS | norms.MOMENTS),
         vjp=_OF_GIVEN_STATISTICS,
     ),
-    Op(
+    norms.backward(
         "batchnorm_backward",
         "Gradients of batchnorm" + _GRADIENT,
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=norms.GRADIENTS,
         infer=_gradient_shapes(_batch_axes, 2),
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=_PEERS,
-        vjp=NO_SECOND,
     ),
     Op(
         "genstats",

@@ -59,12 +59,12 @@ def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dic
     return {"block_size": sizes, "axis": _axis(sizes)}
 
 
-def _dequantize(t, x, a) -> dict[str, object]:
-    values, scale = x["input"], x["descale"]
-    for axis, size in enumerate(a["block_size"]):
+def dequantized(values, scale, sizes: Sequence[int]):
+    """Values times the scale of their block. sizes: a block's extents."""
+    for axis, size in enumerate(sizes):
         # Beyond the last block are scales that fill a tile.
         scale = scale.repeat_interleave(size, axis).narrow(axis, 0, values.shape[axis])
-    return {"output": values * scale}
+    return values * scale
 
 
 TABLE = (
@@ -82,7 +82,7 @@ TABLE = (
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=_shapes,
         frozen=_frozen,
-        reference=_dequantize,
+        reference=lambda t, x, a: {"output": dequantized(x["input"], x["descale"], a["block_size"])},
         attributes=(
             Attribute("block_size", (int,), required=True, several=True),
             Attribute("is_negative_scale", (bool,), False),

@@ -9,6 +9,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
+from graphfuse.ops.shapes import along_last
 
 MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
 
@@ -48,10 +49,6 @@ def _loss_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict
 def _gradient_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     _checked(shapes, attributes)
     return {"DX": shapes["input"]}
-
-
-def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
-    return (len(shapes["input"]) - 1,)
 
 
 def _chosen(e: RowArithmetic, x: Values, chosen: object, otherwise: object) -> object:
@@ -132,7 +129,7 @@ TABLE = (
         inputs=(Port("input"), Port("target")),
         outputs=(Port("loss", dtype=data_type.FLOAT), Port("logsumexp", dtype=data_type.FLOAT)),
         infer=_loss_shapes,
-        expansion=Expansion(_cross_entropy, _of_last, of_rows=frozenset({"target"})),
+        expansion=Expansion(_cross_entropy, along_last, of_rows=frozenset({"target"})),
         attributes=_ATTRIBUTES,
         vjp={"input": _of_logits, "target": NoRule("class numbers have no gradient", constant=True)},
     ),
@@ -146,7 +143,7 @@ TABLE = (
         inputs=(Port("grad"), Port("input"), Port("target"), Port("logsumexp")),
         outputs=(Port("DX"),),
         infer=_gradient_shapes,
-        expansion=Expansion(_cross_entropy_backward, _of_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
+        expansion=Expansion(_cross_entropy_backward, along_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
         attributes=_ATTRIBUTES,
         vjp=NO_SECOND,
     ),
