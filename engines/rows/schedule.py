@@ -26,10 +26,9 @@ _FEW_ROWS = MAX_CTAS // 16  # take no more CTAs than a grid can have, in cluster
 
 
 class Schedule(abc.ABC, Generic[KnobsT]):
-    """Class attributes:
+    """The kernel is a file in the package of the schedule, and has its name. Class attributes:
 
     knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
-    kernel: the file of its kernel, in the package of the schedule.
     qualifiers: of the kernel, in C++.
     split: how rows are cut, of facts for which `misfit` is None.
     legal_knobs: those to choose from.
@@ -38,16 +37,15 @@ class Schedule(abc.ABC, Generic[KnobsT]):
     """
 
     knobs: ClassVar[type]
-    kernel: ClassVar[str]
     qualifiers: ClassVar[str] = "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)"
     split: ClassVar[Callable[[RowFacts], Split]]
     legal_knobs: ClassVar[Callable[[Split, Device], Iterator[KnobsT]]]
     malformed: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
     unfit: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
 
-    @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
         """True if the program is one that the schedule is there for. Cheap."""
+        return False
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
         """True if the schedule takes the program, and is estimated to be the fastest of all for so many rows."""
@@ -119,7 +117,8 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         }
         generated = prelude(plan, constants | self.constants(split, knobs), self.qualifiers)
         package = type(self).__module__.rpartition(".")[0]
-        return render(template(package, self.kernel), generated, self.kernel)
+        kernel = f"{package.rpartition('.')[2]}.cu"
+        return render(template(package, kernel), generated, kernel)
 
     def launch(self, facts: RowFacts, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""

@@ -27,7 +27,6 @@ class Across(Schedule[AcrossKnobs]):
     """Threads take neighbouring rows of one column after another. A row has the bits that it has in other layouts."""
 
     knobs: ClassVar[type] = AcrossKnobs
-    kernel: ClassVar[str] = "across.cu"
     split = staticmethod(AcrossSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)

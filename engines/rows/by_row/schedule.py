@@ -23,15 +23,11 @@ class ByRow(Schedule[ByRowKnobs]):
     """Each CTA takes the rows that its number says, or a part of one, and ends."""
 
     knobs: ClassVar[type] = ByRowKnobs
-    kernel: ClassVar[str] = "by_row.cu"
     qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
     split = staticmethod(ByRowSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
-
-    def prefers(self, facts: RowFacts) -> bool:
-        return False
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         if facts.program.sums:
@@ -75,7 +71,7 @@ class ByRow(Schedule[ByRowKnobs]):
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
         return {
             "AHEAD": knobs.ahead == 1,
-            "OWN_PAIRS": split.has_own_pairs(knobs),
+            "OWN_PAIRS": split.plan(knobs).own_pairs,
             "THREADS_PER_ROW": knobs.threads_per_row,
             "COLUMN_READS": Access.READ_ONLY if ahead else Access.USUAL,
             **EVICTIONS[knobs.eviction],

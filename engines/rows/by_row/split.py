@@ -93,12 +93,8 @@ class ByRowSplit(Split[ByRowKnobs]):
         piece = self.piece(knobs)
         # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
         unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
-        return _resident_plan(self.facts, piece, unpack_again, self.has_own_pairs(knobs))
-
-    def has_own_pairs(self, knobs: ByRowKnobs) -> bool:
-        """True if threads have both columns of each pair that lies apart, in two pieces."""
-        pairs = self.facts.program.all_pairs
-        return has_own_pairs(pairs, self.piece(knobs), knobs.threads_per_row, self.taken(knobs))
+        own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.taken(knobs))
+        return _resident_plan(self.facts, piece, unpack_again, own_pairs)
 
 
 @lru_cache(maxsize=256)

@@ -31,14 +31,10 @@ class OverGrid(Schedule[OverGridKnobs]):
     """Each row is spread over many CTAs. All of the grid run at the same time, and meet where rows are reduced."""
 
     knobs: ClassVar[type] = OverGridKnobs
-    kernel: ClassVar[str] = "over_grid.cu"
     split = staticmethod(OverGridSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
-
-    def prefers(self, facts: RowFacts) -> bool:
-        return False
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
         if facts.columns < _LONG or self.refusal(facts, device) is not None:

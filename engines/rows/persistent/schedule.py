@@ -22,7 +22,6 @@ class Persistent(Schedule[PersistentKnobs]):
     """Schedule in which as many CTAs as run at the same time stay for all rows, and for sums over them."""
 
     knobs: ClassVar[type] = PersistentKnobs
-    kernel: ClassVar[str] = "persistent.cu"
     split = staticmethod(PersistentSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
@@ -63,7 +62,7 @@ class Persistent(Schedule[PersistentKnobs]):
             "THREADS_PER_ROW": knobs.threads_per_row,
             "CTAS_PER_SM": knobs.ctas_per_sm,
             "DELAYED": bool(knobs.delay),
-            "OWN_PAIRS": split.has_own_pairs(knobs),
+            "OWN_PAIRS": split.plan(knobs).own_pairs,
             "PARTIAL_WIDTH": 4 * split.partial_vector,
             "PARTIALS": knobs.ctas // knobs.cluster,
             "SLAB": split.slab(knobs),

@@ -123,11 +123,8 @@ class PersistentSplit(Split[PersistentKnobs]):
         return -(-self.pieces // knobs.threads_per_row)
 
     def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), self.has_own_pairs(knobs))
-
-    def has_own_pairs(self, knobs: PersistentKnobs) -> bool:
-        """True if threads have both columns of each pair that lies apart, in two pieces."""
-        return has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
+        own_pairs = has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
+        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), own_pairs)
 
     def _light(self, knobs: PersistentKnobs) -> int:
         """Operations, at most, that are done again: as few as there are registers for to keep the rest. Behind a delay
