@@ -2,6 +2,7 @@
 over all but the channels."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
@@ -75,12 +76,11 @@ def _inference_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) ->
     return {"Y": shapes["input"]}
 
 
-def _gradient_shapes(axes_of, least: int):
-    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-        _, channels = _checked(shapes, axes_of, least, ("mean", "inv_variance"))
-        return {"DX": shapes["input"], "DScale": channels, "DBias": channels}
-
-    return infer
+def _gradient_shapes(
+    axes_of, least: int, shapes: Mapping[str, Shape], attributes: Attributes, wanted
+) -> dict[str, Shape]:
+    _, channels = _checked(shapes, axes_of, least, ("mean", "inv_variance"))
+    return {"DX": shapes["input"], "DScale": channels, "DBias": channels}
 
 
 def _batchnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
@@ -127,14 +127,6 @@ def _of_batch(p: Pullback) -> object:
     return _OF_NEXT if p.grads.keys() & set(_NEXT) else _OF_BATCHNORM["input"](p)
 
 
-_OF_GIVEN_STATISTICS = {
-    "input": lambda p: p.once(_of_centred),
-    "mean": lambda p: p.graph.neg(p.once(_of_centred)),
-    "inv_variance": lambda p: p.graph.mul(p.once(_of_normal), p.once(_centred)),
-    "scale": lambda p: p.graph.mul(p.whole("Y"), p.graph.mul(p.once(_centred), p["inv_variance"])),
-    "bias": lambda p: p.whole("Y"),
-}
-
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -177,7 +169,7 @@ TABLE = (
     norms.backward(
         "instancenorm_backward",
         "Gradients of instancenorm" + _GRADIENT,
-        infer=_gradient_shapes(_instance_axes, 3),
+        infer=partial(_gradient_shapes, _instance_axes, 3),
         expansion=Expansion(norms.layernorm_backward, _along(_instance_axes), in_rows=False),
     ),
     Op(
@@ -220,12 +212,18 @@ TABLE = (
         outputs=(Port("Y"),),
         infer=_inference_shapes,
         expansion=Expansion(_inference, _along(_instance_axes), of_rows=norms.WEIGHTS | norms.MOMENTS),
-        vjp=_OF_GIVEN_STATISTICS,
+        vjp={
+            "input": lambda p: p.once(_of_centred),
+            "mean": lambda p: p.graph.neg(p.once(_of_centred)),
+            "inv_variance": lambda p: p.graph.mul(p.once(_of_normal), p.once(_centred)),
+            "scale": lambda p: p.graph.mul(p.whole("Y"), p.graph.mul(p.once(_centred), p["inv_variance"])),
+            "bias": lambda p: p.whole("Y"),
+        },
     ),
     norms.backward(
         "batchnorm_backward",
         "Gradients of batchnorm" + _GRADIENT,
-        infer=_gradient_shapes(_batch_axes, 2),
+        infer=partial(_gradient_shapes, _batch_axes, 2),
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=_PEERS,
     ),

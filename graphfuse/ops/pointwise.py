@@ -47,17 +47,6 @@ def _reciprocal_of_b(p: pullback.Pullback) -> object:
     return pullback.reciprocal(p, p["b"])
 
 
-_OF_DIVISION = {
-    "a": lambda p: _over_b(p, p.grad),
-    "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
-}
-_OF_SELECTION = {
-    "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
-    "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
-    "mask": JUMPS,
-}
-
-
 def _cubed(p: pullback.Pullback, port: str) -> object:
     return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
 
@@ -225,7 +214,10 @@ TABLE = (
         "a b",
         "({a} / {b})",
         lambda t, a, b: a / b,
-        vjp=_OF_DIVISION,
+        vjp={
+            "a": lambda p: _over_b(p, p.grad),
+            "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
+        },
         again=lambda p: _over_b(p, p["a"]),
         aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
     ),
@@ -596,7 +588,11 @@ TABLE = (
         cost=Cost.ARITHMETIC,
         integers=True,
         chooses="input0 input1",
-        vjp=_OF_SELECTION,
+        vjp={
+            "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
+            "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
+            "mask": JUMPS,
+        },
         aten=(
             "where.self condition:mask self:input0 other:input1",
             "where.ScalarOther condition:mask self:input0 other:input1",

@@ -1,6 +1,6 @@
 """Rotary position embedding, and what stands around it: rows by number, pairs of columns, tensors joined to one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
@@ -118,39 +118,21 @@ def _rotate_pairs(t, x, a) -> dict[str, object]:
     return {"output": t.cat((turned, rest), dim=-1)}
 
 
-def _of_heads(port: str, made: str) -> Callable[[Mapping[str, Shape], Attributes, object], dict[str, Shape]]:
-    """The shape rule of cuDNN's rotation, of the port that is rotated."""
-
-    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
-        x, freqs, columns = shapes[port], shapes["freqs"], attributes["rope_dim"]
-        if len(x) != 4:
-            raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
-        if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
-            raise GraphValidationError(
-                f"rope_dim is {columns}; accepted: an even number up to {x[-1]}, the columns of {port}, or 0 for all "
-                f"of them, if they are even"
-            )
-        columns = columns or x[-1]
-        if len(freqs) != 4 or freqs[0] < x[2] or freqs[1:3] != (1, 1) or freqs[3] not in (columns, columns // 2):
-            raise GraphValidationError(
-                f"freqs must have dim [{x[2]} or more, 1, 1, {columns}], or half as many columns, of {port} {list(x)}, "
-                f"got {list(freqs)}"
-            )
-        return {made: x}
-
-    return infer
-
-
-def _rotate_heads(port: str, made: str, inverse: bool) -> Callable[..., dict[str, object]]:
-    def reference(t, x, a) -> dict[str, object]:
-        values, columns = x[port], a["rope_dim"]
-        angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
-        how = {"interleaved": False, "inverse": inverse}
-        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
-        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
-        return {made: t.cat((rest, turned), dim=-1) * a["output_scale"]}
-
-    return reference
+def _check_heads(port: str, x: Shape, freqs: Shape, columns: int) -> None:
+    """GraphValidationError for shapes that cuDNN's rotation does not take. port: what is rotated. columns: how many."""
+    if len(x) != 4:
+        raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
+    if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
+        raise GraphValidationError(
+            f"rope_dim is {columns}; accepted: an even number up to {x[-1]}, the columns of {port}, or 0 for all "
+            f"of them, if they are even"
+        )
+    columns = columns or x[-1]
+    if len(freqs) != 4 or freqs[0] < x[2] or freqs[1:3] != (1, 1) or freqs[3] not in (columns, columns // 2):
+        raise GraphValidationError(
+            f"freqs must have dim [{x[2]} or more, 1, 1, {columns}], or half as many columns, of {port} {list(x)}, "
+            f"got {list(freqs)}"
+        )
 
 
 def _turned(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -221,8 +203,20 @@ _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
 def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool = False) -> Op:
     """cuDNN's rotation of the port `given`. other: the op that rotates back, which draws the gradient."""
 
+    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
+        _check_heads(given, shapes[given], shapes["freqs"], attributes["rope_dim"])
+        return {made.name: shapes[given]}
+
     def frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs: object) -> Attributes:
         return {**attributes, "rope_dim": attributes["rope_dim"] or inputs[given][-1]}
+
+    def reference(t, x, a) -> dict[str, object]:
+        values, columns = x[given], a["rope_dim"]
+        angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
+        how = {"interleaved": False, "inverse": inverse}
+        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
+        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
+        return {made.name: t.cat((rest, turned), dim=-1) * a["output_scale"]}
 
     def back(p: Pullback) -> object:
         return getattr(p.graph, other)(p.whole(made.name), p["freqs"], **p.attributes)
@@ -232,9 +226,9 @@ def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool
         doc,
         inputs=(Port(given), Port("freqs")),
         outputs=(made,),
-        infer=_of_heads(given, made.name),
+        infer=infer,
         frozen=frozen,
-        reference=_rotate_heads(given, made.name, inverse),
+        reference=reference,
         attributes=(Attribute("output_scale", (float, int), 1.0), Attribute("rope_dim", (int,), 0)),
         vjp={given: back, "freqs": _ANGLES},
     )
