@@ -41,11 +41,6 @@ def _checked(shapes: Mapping[str, Shape], attributes: Attributes) -> Shape:
     return row
 
 
-def _loss_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    row = _checked(shapes, attributes)
-    return {"loss": row, "logsumexp": row}
-
-
 def _gradient_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     _checked(shapes, attributes)
     return {"DX": shapes["input"]}
@@ -128,7 +123,7 @@ TABLE = (
         "FLOAT unless set.",
         inputs=(Port("input"), Port("target")),
         outputs=(Port("loss", dtype=data_type.FLOAT), Port("logsumexp", dtype=data_type.FLOAT)),
-        infer=_loss_shapes,
+        infer=lambda shapes, attributes, _: dict.fromkeys(("loss", "logsumexp"), _checked(shapes, attributes)),
         expansion=Expansion(_cross_entropy, along_last, of_rows=frozenset({"target"})),
         attributes=_ATTRIBUTES,
         vjp={"input": _of_logits, "target": NoRule("class numbers have no gradient", constant=True)},
