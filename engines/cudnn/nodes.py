@@ -54,8 +54,7 @@ def _turned(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _attended(graph: FrozenGraph, node: Node) -> str | None:
-    drawn = node.input("dropout_seed") is not None
-    if drawn:
+    if node.input("dropout_seed") is not None:
         return "drops at random, of which cuDNN draws other numbers"
     if node.input("dropout_mask") is not None:
         return "has a mask of dropout, which has no translation"
@@ -147,16 +146,13 @@ SAYINGS: Mapping[str, Saying] = {
     # The axes are in the output's extents.
     "reduction": Saying(lambda cudnn, node: {"mode": _theirs(cudnn, node.attribute("mode"))}),
     "rmsnorm": Saying(_enums, _norm("scale")),
-    "rmsnorm_backward": Saying(_enums, _norm("scale")),
-    "layernorm": Saying(_enums, _norm("scale", "bias")),
-    "layernorm_backward": Saying(_enums, _norm("scale")),
-    "adalayernorm": Saying(_enums, _norm("scale", "bias")),
-    "adalayernorm_backward": Saying(_enums, _norm("scale")),
+    **dict.fromkeys(("layernorm", "adalayernorm"), Saying(_enums, _norm("scale", "bias"))),
+    **{f"{norm}_backward": Saying(_enums, _norm("scale")) for norm in ("rmsnorm", "layernorm", "adalayernorm")},
     "instancenorm": Saying(_enums, _operands, axes=True),
-    "instancenorm_backward": Saying(why_not=_twice, axes=True),
     "batchnorm": Saying(why_not=_running, axes=True),
-    "batchnorm_inference": Saying(why_not=_twice, axes=True),
-    "batchnorm_backward": Saying(why_not=_twice, axes=True),
+    **dict.fromkeys(
+        ("instancenorm_backward", "batchnorm_inference", "batchnorm_backward"), Saying(why_not=_twice, axes=True)
+    ),
     "transpose": Saying(lambda cudnn, node: {"permutation": list(node.attribute("permutation"))}, axes=True),
     "slice": Saying(lambda cudnn, node: {"slices": [slice(*s) for s in node.attribute("slices")]}, axes=True),
     # The shape is in the output's extents.

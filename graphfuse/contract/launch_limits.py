@@ -96,7 +96,7 @@ def _arguments(launch: Launch, subgraph: Subgraph | None) -> Iterator[str]:
 
 
 def _accepted(argument: object, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    """What is accepted in the place of an argument; None if it is."""
+    """Words for what is accepted in the place of an argument; None if that is."""
     if type(argument) not in get_args(Argument):
         return f"one of {', '.join(kind.__name__ for kind in get_args(Argument))}"
     match argument:

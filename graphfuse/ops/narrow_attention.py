@@ -186,7 +186,6 @@ _amax = partial(Port, dtype=data_type.FLOAT)
 _scales = partial(Port, types=(data_type.FP8_E8M0,), declared=True)
 
 _BACK = {name: other for other, name in NAMES.items()}
-_BANDS = {"use_causal_mask", "use_causal_mask_bottom_right", "diagonal_alignment", *_BACK, "use_padding_mask"}
 
 
 def _renamed(attributes: tuple[Attribute, ...], *left_out: str) -> tuple[Attribute, ...]:
@@ -194,7 +193,8 @@ def _renamed(attributes: tuple[Attribute, ...], *left_out: str) -> tuple[Attribu
 
 
 _BACKWARD = _renamed(BACKWARD, "sliding_window_length", "use_alibi_mask")
-_BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_NOT_OF_BLOCKS = ("sliding_window_length", "use_alibi_mask", "dropout_probability")
+_BLOCK_MASKS = tuple(a for a in MASKS if a.name not in _NOT_OF_BLOCKS)
 _BY_NODES = "bias, a mask or sink_token where one says it, else sdpa of dequantized q, k and v, with score_mod"
 _BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
 _PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")

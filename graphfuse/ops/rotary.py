@@ -6,7 +6,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
 from graphfuse.ops.moves import said, with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback, Rule
+from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback
 
 
 def _gathered(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -150,10 +150,6 @@ def _turn_pairs(t, x, a) -> dict[str, object]:
     return {"output": t.cat((-two, one), dim=-1)}
 
 
-def _turned_back(p: Pullback) -> object:
-    return p.graph.neg(p.graph.turn_pairs(p.whole("output"), **p.attributes))
-
-
 def _joined(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     a, b, axis = shapes["a"], shapes["b"], attributes["axis"]
     if not -len(a) <= axis < len(a):
@@ -184,17 +180,13 @@ def _rotated_back(p: Pullback) -> object:
     return p.graph.rotate_pairs(p.whole("output"), p["cos"], p["sin"], **how)
 
 
-def _part(first: bool) -> Rule:
+def _part(p: Pullback, first: bool) -> object:
     """The gradient of one of two joined tensors."""
-
-    def rule(p: Pullback) -> object:
-        a, made = p.dim_of("a"), p.dim_of("output")
-        axis = p.attributes["axis"] % len(made)
-        part = slice(0, a[axis]) if first else slice(a[axis], made[axis])
-        slices = tuple(part if k == axis else slice(0, extent) for k, extent in enumerate(made))
-        return p.graph.slice(p.whole("output"), slices=slices)
-
-    return rule
+    a, made = p.dim_of("a"), p.dim_of("output")
+    axis = p.attributes["axis"] % len(made)
+    part = slice(0, a[axis]) if first else slice(a[axis], made[axis])
+    slices = tuple(part if k == axis else slice(0, extent) for k, extent in enumerate(made))
+    return p.graph.slice(p.whole("output"), slices=slices)
 
 
 _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
@@ -312,7 +304,7 @@ TABLE = (
         infer=_turned,
         reference=_turn_pairs,
         attributes=(Attribute("interleaved", (bool,), False),),
-        vjp={"input": _turned_back},
+        vjp={"input": lambda p: p.graph.neg(p.graph.turn_pairs(p.whole("output"), **p.attributes))},
     ),
     Op(
         "join",
@@ -322,6 +314,6 @@ TABLE = (
         frozen=lambda attributes, inputs, outputs: {**attributes, "axis": attributes["axis"] % len(inputs["a"])},
         reference=lambda t, x, a: {"output": t.cat((x["a"], x["b"]), dim=a["axis"])},
         attributes=(Attribute("axis", (int,), required=True),),
-        vjp={"a": _part(True), "b": _part(False)},
+        vjp={"a": lambda p: _part(p, first=True), "b": lambda p: _part(p, first=False)},
     ),
 )
