@@ -88,7 +88,7 @@ def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Lib
         return path
     main = str(_part(compiler, "library.cpp", sources, kept))
     command = (*what.value, *_KERNEL, "-x", "c++", "-", "-x", "none", main, *machine, *_LIBRARIES)
-    text = f"{source}\n#define GF_ENTRY {entry}\n{_entry()}"
+    text = f'{source}\n#define GF_ENTRY {entry}\n#line 1 "entry.hpp"\n{_runtime_source("entry.hpp")}'
 
     def why(log: str) -> str:
         return f"kernel {entry!r} does not run on the emulator: {_why(compiler, log)}"
@@ -200,10 +200,6 @@ def _sources() -> str:
 
 def _runtime_source(name: str) -> str:
     return template("graphfuse.emulator", name)
-
-
-def _entry() -> str:
-    return f'#line 1 "entry.hpp"\n{_runtime_source("entry.hpp")}'
 
 
 def _digest(*parts: object) -> str:

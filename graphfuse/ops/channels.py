@@ -67,10 +67,6 @@ def _batch_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dic
     return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic} | running
 
 
-def _batch_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    return frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT)
-
-
 def _inference_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     _checked(shapes, _batch_axes, 2, ("mean", "inv_variance"))
     return {"Y": shapes["input"]}
@@ -199,7 +195,7 @@ TABLE = (
         ),
         infer=_batch_shapes,
         expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
-        absent=_batch_absent,
+        absent=lambda attributes, inputs: frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT),
         not_offered=_PEERS,
         vjp=_OF_BATCHNORM | {"input": _of_batch} | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
         again=norms.AGAIN,

@@ -13,6 +13,7 @@ from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
 from graphfuse.ops import layouts
+from graphfuse.ops.moves import with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.products import multiplied
 from graphfuse.ops.pullback import Pullback
@@ -111,9 +112,7 @@ def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dic
 
 
 def _with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with a number for each spatial axis, and the shape that is made, which the output has."""
-    ((dim, _),) = outputs.values()
-    return {**_frozen(attributes, inputs, outputs), "dim": tuple(dim)}
+    return with_dim(_frozen(attributes, inputs, outputs), inputs, outputs)
 
 
 def _padded(t, image, a: Attributes):

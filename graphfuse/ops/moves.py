@@ -74,8 +74,8 @@ def said(wanted: Mapping[str, Shape]) -> Shape:
 
 
 def with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with the shape that is made, which the output has."""
-    dim, _ = outputs["output"]
+    """Attributes with the shape that is made, which the one output has."""
+    ((dim, _),) = outputs.values()
     return {**attributes, "dim": tuple(dim)}
 
 

@@ -125,11 +125,7 @@ def gradients(
     }
 
 
-def _has_dbias(p: Pullback) -> bool:
-    return "bias" in p.asked and "scale" in p
-
-
-_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=_has_dbias)
+_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=lambda p: "bias" in p.asked and "scale" in p)
 OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
 AGAIN = {"Y": _again}
 TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}

@@ -51,18 +51,10 @@ def _cubed(p: pullback.Pullback, port: str) -> object:
     return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
 
 
-def _slope_of_sigmoid(p: pullback.Pullback) -> object:
-    return p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])
-
-
 def _opened(p: pullback.Pullback) -> object:
     """The sigmoid that swish multiplies its input by."""
     beta = _beta(p)
     return p.graph.sigmoid(p["input"] if beta == 1.0 else p.graph.mul(p["input"], beta))
-
-
-def _swish_again(p: pullback.Pullback) -> object:
-    return p.graph.mul(p["input"], p.once(_opened))
 
 
 def _slope_of_swish(p: pullback.Pullback) -> object:
@@ -411,7 +403,7 @@ TABLE = (
         "sigmoid",
         "1 / (1 + exp(-input)).",
         "gf::sigmoid({input})",
-        by_output("sigmoid_backward", _slope_of_sigmoid),
+        by_output("sigmoid_backward", lambda p: p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])),
         reference=references.sigmoid,
         note=_SIGMOID_NOTE,
     ),
@@ -431,7 +423,7 @@ TABLE = (
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
         vjp={"input": by_output("swish_backward", _slope_of_swish)},
-        again=_swish_again,
+        again=lambda p: p.graph.mul(p["input"], p.once(_opened)),
         aten=("silu.default self:input",),
     ),
     _pointwise(

@@ -10,12 +10,11 @@ from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.split import CHUNK, Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RANDOM
 from graphfuse.rows.steps import Join
 
-CHUNK = 8  # elements whose products are summed before all else, by halves, at most
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
 _MOST_ELEMENTS = 64  # of a row, that a thread takes
