@@ -153,9 +153,7 @@ class Elements:
             if again:
                 yield f"    gf::forget_unpacked({source});"
             yield f"    float {self.array(o)}[PIECE];"
-            view = self.program.inputs[o.index] if isinstance(o, Load) else None
-            spread = view is not None and self.plan.taken(view) < view.unit.taken(self.plan.piece)
-            how = "spread" if spread else "unpack" if view is None else view.unit.unpack
+            how = self.plan.unpack(self.program.inputs[o.index]) if isinstance(o, Load) else "unpack"
             yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property

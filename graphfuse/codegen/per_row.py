@@ -81,8 +81,7 @@ def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
     view = plan.program.inputs[i]
     ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
     if plan.across:
-        how = "unpack" if plan.taken(view) == plan.piece else "spread"
-        size, width = plan.nbytes_of(view), plan.width(view)
+        how, size, width = plan.unpack(view), plan.nbytes_of(view), plan.width(view)
         yield f"    gf::Bytes<{size}> r{i} = {{}};"
         yield "    if (row.exists) {"
         yield f"      r{i} = gf::load<{size}, {width}, gf::Access::READ_ONLY>(row.i{i});"

@@ -36,7 +36,7 @@ def attended(given: Mapping[str, Shape], attributes: Attributes, wanted: Mapping
     batch, heads, rows, columns = scores = q[0], q[1], q[2], k[2]
     shapes.check_scalars(given, ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"))
     tiles = batch, heads, -(-rows // TILE), -(-columns // (8 * TILE))
-    lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
+    lengths, offsets = ((batch, 1, 1, 1),), ((batch + 1, 1, 1, 1), (batch + 1,))
     for port, extents, of in (
         ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
         ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
@@ -45,16 +45,15 @@ def attended(given: Mapping[str, Shape], attributes: Attributes, wanted: Mapping
         s = given.get(port, extents)
         if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
             raise GraphValidationError(f"{port} must have the extents of {of}, {list(extents)}, or 1, got {list(s)}")
-    for port, extents in (
+    for port, exact in (
         ("seq_len_q", lengths),
         ("seq_len_kv", lengths),
-        ("sink_token", (1, heads, 1, 1)),
+        ("sink_token", ((1, heads, 1, 1),)),
+        ("cu_seq_len_q", offsets),
+        ("cu_seq_len_kv", offsets),
     ):
-        if given.get(port, extents) != extents:
-            raise GraphValidationError(f"{port} must be {list(extents)}, got {list(given[port])}")
-    for port in ("cu_seq_len_q", "cu_seq_len_kv"):
-        if given.get(port, offsets) not in (offsets, offsets[:1]):
-            accepted = f"{list(offsets)} or {list(offsets[:1])}"
+        if given.get(port, exact[0]) not in exact:
+            accepted = " or ".join(str(list(extents)) for extents in exact)
             raise GraphValidationError(f"{port} must be {accepted}, got {list(given[port])}")
     _check_lengths(given, attributes)
     _check_dropout(given, attributes)

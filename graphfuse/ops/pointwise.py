@@ -151,6 +151,7 @@ def _slope_of_erf(p: pullback.Pullback) -> object:
     return p.graph.mul(p.graph.exp(p.graph.neg(p.graph.mul(p["input"], p["input"]))), _TWO_BY_ROOT_PI)
 
 
+_CLIPS = (_number("negative_slope", 0.0), _number("lower_clip", 0.0), _number("upper_clip", float("inf")))
 _TWO_BY_ROOT_PI = 1.1283791670955126
 
 _GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
@@ -393,9 +394,7 @@ TABLE = (
         lambda t, x, slope, low, high: t.where(
             x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low) + 0.0
         ),
-        _number("negative_slope", 0.0),
-        _number("lower_clip", 0.0),
-        _number("upper_clip", float("inf")),
+        *_CLIPS,
         vjp={"input": by_op("relu_backward")},
         aten=("relu.default self:input", "leaky_relu.default self:input negative_slope:negative_slope"),
     ),
@@ -474,9 +473,7 @@ TABLE = (
         "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
         "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
         references.relu_backward,
-        _number("negative_slope", 0.0),
-        _number("lower_clip", 0.0),
-        _number("upper_clip", float("inf")),
+        *_CLIPS,
         again=JUMPS,
     ),
     _slope(
