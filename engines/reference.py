@@ -57,7 +57,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 for port in (p.name for p in node.op.outputs if p.kept):
                     inputs[port] = _load(torch, facts, node.output(port), device, buffers, compute)
                 if node.op.check is not None and device.memory == "cpu":
-                    _check_numbers(torch, facts, node, inputs)
+                    _check_numbers(facts, node, inputs)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
                     # Who reads an output reads what is stored, as where another engine made it.
@@ -66,7 +66,7 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                 _store(torch, facts, t, device, buffers, values[t])
 
 
-def _check_numbers(torch, facts: Subgraph, node: Node, inputs) -> None:
+def _check_numbers(facts: Subgraph, node: Node, inputs) -> None:
     """VariantPackError, which names the node, for numbers in memory that cannot be."""
     tensors = facts.graph.tensors
     places = {p.removesuffix(OFFSETS): p for p, _ in node.inputs if p.endswith(OFFSETS)}

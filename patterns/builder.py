@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from graphfuse.base.dtypes import data_type
+from graphfuse.base.dtypes import FP8, data_type
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
@@ -76,7 +76,7 @@ class Builder:
         values.unbind()
         values.shorten(pruned)
         values.shorten(contracted)
-        has_columns, as_fp8 = self._has_columns(), {w.value for w in values.fp8_stores}
+        has_columns, as_fp8 = self._has_columns(), {w.value for w, dtype in values.element_stores if dtype in FP8}
         values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, as_fp8))
 
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:

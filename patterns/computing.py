@@ -245,16 +245,13 @@ class Reducing(Computing):
 class Quantizing(Computing):
     """A quantization in blocks along the columns."""
 
-    starts = alone = True
+    starts = alone = final = True
 
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         return (node.attribute("axis"),)
 
     def unfit(self, matched: Matched, node: Node) -> str | None:
         return None if matched.axes.whole(node.input("input")) else _not_whole(matched, node)
-
-    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        return True
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         axes, axis = matched.axes, quantize_axis(matched.axes.dim, dict(node.attributes))

@@ -76,7 +76,7 @@ def _group(matched: Matched, node: Node) -> RankGroup:
 class GatheringRanks(Role):
     """Rows of a value, which each rank writes to the memory of all."""
 
-    starts = alone = True
+    starts = alone = final = True
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
@@ -84,9 +84,6 @@ class GatheringRanks(Role):
             return _NOT_WRITTEN
         fit = axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
         return None if fit else _NOT_WRITTEN
-
-    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        return True
 
     def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
         return matched.written(node.input("input"), piece.of_ranks(_group(matched, node)))
@@ -114,7 +111,7 @@ class Gathering(Move):
 class Slicing(Move):
     """A slice of a tensor in memory that others read; or rows of a value, some along one axis, that are written."""
 
-    narrows = True
+    narrows = final = True
 
     def is_regular(self, axes: Axes, node: Node) -> bool:
         made = node.output("output")
@@ -128,9 +125,6 @@ class Slicing(Move):
         axes, fit = matched.axes, written and not matched.ended(node.input("input"))
         fit = fit and self.cut(axes, node) is not None and axes.has_rows(node.output("output"))
         return None if fit else "is no slice along one axis of rows that they write"
-
-    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        return True
 
     def cut(self, axes: Axes, node: Node) -> tuple[int, int, int] | None:
         """Axis, first and end of a slice along one axis of rows, or of what is one a row; None for other slices."""
@@ -158,7 +152,7 @@ class Slicing(Move):
 class Scattering(Role):
     """Rows of a value, all or a slice, that are written where numbers say."""
 
-    starts = alone = True
+    starts = alone = final = True
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
@@ -170,9 +164,6 @@ class Scattering(Role):
         role = matched.role(made_by)
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
         return None if sliced or (axes.has_all(x) and not matched.ended(x)) else _NOT_WRITTEN
-
-    def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        return True
 
     def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
         return matched.written(node.input("input"), piece.chosen(matched.graph.tensors[node.input("index")]))

@@ -20,6 +20,7 @@ class Role:
 
     starts: ClassVar[bool] = False  # whether a match may start from it
     alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
+    final: ClassVar[bool] = False  # whether nothing that works on the rows can read what it makes
     narrows: ClassVar[bool] = False  # whether what it makes may have fewer columns than rows, as cosines of pairs have
     expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
 
@@ -53,7 +54,7 @@ class Role:
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         """True if an output is not known before all rows are done, or only in its quantized form."""
-        return any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
+        return self.final or any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
     def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
         """The tensors in memory that readers of a node's output read."""

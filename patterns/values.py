@@ -144,10 +144,6 @@ class Values(Emitter):
         return [(w, self.graph.tensors[w.tensor].dtype) for w in of_elements]
 
     @property
-    def fp8_stores(self) -> list[Written]:
-        return [w for w, dtype in self.element_stores if dtype in FP8]
-
-    @property
     def saturating_stores(self) -> dict[Written, data_type]:
         """Types of stores whose conversion bounds values."""
         return {w: dtype for w, dtype in self.element_stores if dtype in (*FP8, *SMALL_INTEGERS)}

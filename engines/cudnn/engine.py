@@ -104,7 +104,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         built = self._taken(nodes, device, knobs)
         try:
             with devices.current(device.ordinal):
-                built = built or plans.build(cudnn, nodes, knobs, handles.mine(), plans.rounds_inputs(nodes))
+                built = built or plans.build(cudnn, nodes, knobs, handles.mine())
                 call = calls.frozen(cudnn, nodes.graph, built, handles)
         except GraphNotSupportedError:
             raise
@@ -136,7 +136,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                 handle = self._of(cudnn, device).mine()
             except RuntimeError as error:
                 return No(f"cuDNN makes no handle for {device}: {plans.words(error)}")
-            found = plans.asked(cudnn, nodes, handle, plans.rounds_inputs(nodes))
+            found = plans.asked(cudnn, nodes, handle)
         answer = found if isinstance(found, No) else found.proposed
         with self._lock:
             self._answers[key] = answer

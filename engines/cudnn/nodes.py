@@ -53,13 +53,8 @@ def _turned(graph: FrozenGraph, node: Node) -> str | None:
     return "convolution_mode is CONVOLUTION, which the package has no name for; accepted: CROSS_CORRELATION"
 
 
-def _mode(cudnn, node: Node) -> Arguments:
-    return {"mode": _theirs(cudnn, node.attribute("mode"))}  # the axes are in the output's extents
-
-
 def _attended(graph: FrozenGraph, node: Node) -> str | None:
-    drawn = node.input("dropout_seed") is not None
-    if drawn:
+    if node.input("dropout_seed") is not None:
         return "drops at random, of which cuDNN draws other numbers"
     if node.input("dropout_mask") is not None:
         return "has a mask of dropout, which has no translation"
@@ -78,10 +73,7 @@ def _norm(*needed: str) -> Callable[[FrozenGraph, Node], str | None]:
     """needed: optional ports that cuDNN takes none without."""
 
     def why_not(graph: FrozenGraph, node: Node) -> str | None:
-        absent = [port for port in needed if node.input(port) is None]
-        if absent:
-            return f"has no {absent[0]}, which cuDNN asks for"
-        why = _operands(graph, node)
+        why = _without(node, *needed) or _operands(graph, node)
         if why is not None:
             return why
         scale = graph.tensors[node.input("scale")].dim
@@ -104,7 +96,11 @@ def _wide(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _operands(graph: FrozenGraph, node: Node) -> str | None:
-    return _twice(graph, node) or _by_value("epsilon")(graph, node)
+    return _twice(graph, node) or _by_value(graph, node, "epsilon")
+
+
+def _without(node: Node, *needed: str) -> str | None:
+    return next((f"has no {port}, which cuDNN asks for" for port in needed if node.input(port) is None), None)
 
 
 def _twice(graph: FrozenGraph, node: Node) -> str | None:
@@ -117,31 +113,15 @@ def _twice(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _running(graph: FrozenGraph, node: Node) -> str | None:
-    absent = [port for port in ("in_running_mean", "in_running_var", "momentum") if node.input(port) is None]
-    if absent:  # its Python frontend leaves out what is None, which the library's own then misses
-        return f"has no {absent[0]}, which cuDNN asks for"
-    return _twice(graph, node) or _by_value("epsilon", "momentum")(graph, node)
+    # Its Python frontend leaves out what is None, which the library's own then misses.
+    absent = _without(node, "in_running_mean", "in_running_var", "momentum")
+    return absent or _twice(graph, node) or _by_value(graph, node, "epsilon", "momentum")
 
 
-def _by_value(*ports: str) -> Callable[[FrozenGraph, Node], str | None]:
-    def why_not(graph: FrozenGraph, node: Node) -> str | None:
-        given = ((port, node.input(port)) for port in ports)
-        stored = [port for port, t in given if t is not None and not graph.tensors[t].by_value]
-        return f"reads {stored[0]} from memory; cuDNN takes it by value" if stored else None
-
-    return why_not
-
-
-def _permutation(cudnn, node: Node) -> Arguments:
-    return {"permutation": list(node.attribute("permutation"))}
-
-
-def _slices(cudnn, node: Node) -> Arguments:
-    return {"slices": [slice(*s) for s in node.attribute("slices")]}
-
-
-def _reshape(cudnn, node: Node) -> Arguments:
-    return {"reshape_mode": cudnn.reshape_mode.LOGICAL}  # the shape is in the output's extents
+def _by_value(graph: FrozenGraph, node: Node, *ports: str) -> str | None:
+    given = ((port, node.input(port)) for port in ports)
+    stored = [port for port, t in given if t is not None and not graph.tensors[t].by_value]
+    return f"reads {stored[0]} from memory; cuDNN takes it by value" if stored else None
 
 
 def _by_default(graph: FrozenGraph, node: Node) -> str | None:
@@ -163,20 +143,19 @@ SAYINGS: Mapping[str, Saying] = {
     "matmul": Saying(why_not=_wide),
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), Saying(_window, _turned, axes=True)),
     **dict.fromkeys(("sdpa", "sdpa_backward"), Saying(_band, _attended, numbers=frozenset({"attn_scale"}), axes=True)),
-    "reduction": Saying(_mode),
+    # The axes are in the output's extents.
+    "reduction": Saying(lambda cudnn, node: {"mode": _theirs(cudnn, node.attribute("mode"))}),
     "rmsnorm": Saying(_enums, _norm("scale")),
-    "rmsnorm_backward": Saying(_enums, _norm("scale")),
-    "layernorm": Saying(_enums, _norm("scale", "bias")),
-    "layernorm_backward": Saying(_enums, _norm("scale")),
-    "adalayernorm": Saying(_enums, _norm("scale", "bias")),
-    "adalayernorm_backward": Saying(_enums, _norm("scale")),
+    **dict.fromkeys(("layernorm", "adalayernorm"), Saying(_enums, _norm("scale", "bias"))),
+    **{f"{norm}_backward": Saying(_enums, _norm("scale")) for norm in ("rmsnorm", "layernorm", "adalayernorm")},
     "instancenorm": Saying(_enums, _operands, axes=True),
-    "instancenorm_backward": Saying(why_not=_twice, axes=True),
     "batchnorm": Saying(why_not=_running, axes=True),
-    "batchnorm_inference": Saying(why_not=_twice, axes=True),
-    "batchnorm_backward": Saying(why_not=_twice, axes=True),
-    "transpose": Saying(_permutation, axes=True),
-    "slice": Saying(_slices, axes=True),
-    "reshape": Saying(_reshape),
+    **dict.fromkeys(
+        ("instancenorm_backward", "batchnorm_inference", "batchnorm_backward"), Saying(why_not=_twice, axes=True)
+    ),
+    "transpose": Saying(lambda cudnn, node: {"permutation": list(node.attribute("permutation"))}, axes=True),
+    "slice": Saying(lambda cudnn, node: {"slices": [slice(*s) for s in node.attribute("slices")]}, axes=True),
+    # The shape is in the output's extents.
+    "reshape": Saying(lambda cudnn, node: {"reshape_mode": cudnn.reshape_mode.LOGICAL}),
 }
 """By op; ops that cuDNN does not have, or has with other results, are missing."""

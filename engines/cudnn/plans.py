@@ -76,12 +76,11 @@ def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
 
 
-def asked(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Answer | No:
-    """Proposals of cuDNN; No with its words where none can be built. exact: leave out plans on tensor cores
-    (``rounds_inputs``)."""
+def asked(cudnn: ModuleType, facts: Subgraph, handle: object) -> Answer | No:
+    """Proposals of cuDNN; No with its words where none can be built."""
     failed: Exception | None = None
     try:
-        made = _planned(cudnn, facts, handle, exact)
+        made = _planned(cudnn, facts, handle)
         listed = tuple(_listed(made.graph))
         for first, (_, entry) in enumerate(listed):
             try:
@@ -95,16 +94,16 @@ def asked(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> An
     if failed is None:
         return No("cuDNN has no plan for it")
     if _DESELECTED in str(failed):
-        rounding = " (float32 would be read as TF32)" if exact else ""
-        names = ", ".join(note.name for note in _refused(exact))
+        rounding = " (float32 would be read as TF32)" if rounds_inputs(facts) else ""
+        names = ", ".join(note.name for note in _refused(facts))
         return No(f"each of cuDNN's plans for it has one of the notes that are not taken{rounding}: {names}")
     return No(f"cuDNN has no plan for it: {words(failed)}")
 
 
-def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object, exact: bool) -> BuiltPlan:
+def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object) -> BuiltPlan:
     """One of the plans that are proposed. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
     does not build it."""
-    made = _planned(cudnn, facts, handle, exact)
+    made = _planned(cudnn, facts, handle)
     listed = {one.knobs: index for one, index in _listed(made.graph)}
     if knobs not in listed:
         raise GraphNotSupportedError(
@@ -132,18 +131,18 @@ def words(error: Exception) -> str:
     return " ".join(str(error).partition("; python engines")[0].split()) or type(error).__name__
 
 
-def _planned(cudnn: ModuleType, facts: Subgraph, handle: object, exact: bool) -> Translation:
+def _planned(cudnn: ModuleType, facts: Subgraph, handle: object) -> Translation:
     """`facts` as a graph of cuDNN's for which its heuristics were asked, in all modes."""
     made = translate(cudnn, facts, handle)
     made.graph.validate()
     made.graph.build_operation_graph()
-    made.graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note.name) for note in _refused(exact)])
+    made.graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note.name) for note in _refused(facts)])
     made.graph.create_execution_plans([getattr(cudnn.heur_mode, mode.name) for mode in MODES])
     return made
 
 
-def _refused(exact: bool) -> tuple[numerical_note, ...]:
-    return (*REFUSED, numerical_note.TENSOR_CORE) if exact else REFUSED
+def _refused(facts: Subgraph) -> tuple[numerical_note, ...]:
+    return (*REFUSED, numerical_note.TENSOR_CORE) if rounds_inputs(facts) else REFUSED
 
 
 def _listed(graph) -> Iterator[tuple[Proposed, int]]:

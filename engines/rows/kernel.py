@@ -30,7 +30,7 @@ def constant(name: str, value: bool | int | Access) -> str:
     return f"constexpr {type(value).__name__} {name} = {str(value).lower()};\n"
 
 
-def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kernel: str = "GF_KERNEL(THREADS)") -> str:
+def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kernel: str) -> str:
     """The generated part of a kernel. constants: values by name; kernel: its qualifiers, in C++."""
     few = plan.in_32_bits and math.prod(plan.extents) < MAX_DIVIDED  # rows
     return "".join(

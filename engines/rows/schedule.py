@@ -14,6 +14,7 @@ from graphfuse.codegen.render import render, template
 from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.kernel import Access, prelude
 from graphfuse.engines.rows.limits import MAX_CTAS
+from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.split import Split
 from graphfuse.engines.rows.support import program_reasons
 from graphfuse.patterns.rows import RowFacts
@@ -26,28 +27,28 @@ _FEW_ROWS = MAX_CTAS // 16  # take no more CTAs than a grid can have, in cluster
 
 
 class Schedule(abc.ABC, Generic[KnobsT]):
-    """Class attributes:
+    """The kernel is a file in the package of the schedule, and has its name. Class attributes:
 
     knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
-    kernel: the file of its kernel, in the package of the schedule.
     qualifiers: of the kernel, in C++.
     split: how rows are cut, of facts for which `misfit` is None.
     legal_knobs: those to choose from.
     malformed: why knobs are none that any rows could have.
     unfit: why knobs that are not malformed cannot be used for some rows. Of faults the first is told.
+    cost: estimated nanoseconds of a launch, by its knobs.
     """
 
     knobs: ClassVar[type]
-    kernel: ClassVar[str]
     qualifiers: ClassVar[str] = "GF_RESIDENT_KERNEL(THREADS, CTAS_PER_SM)"
     split: ClassVar[Callable[[RowFacts], Split]]
     legal_knobs: ClassVar[Callable[[Split, Device], Iterator[KnobsT]]]
     malformed: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
     unfit: ClassVar[Callable[[Split, KnobsT, Device], Iterator[str]]]
+    cost: ClassVar[Callable[[Split, Device], Callable[[KnobsT], float]]]
 
-    @abc.abstractmethod
     def prefers(self, facts: RowFacts) -> bool:
         """True if the program is one that the schedule is there for. Cheap."""
+        return False
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
         """True if the schedule takes the program, and is estimated to be the fastest of all for so many rows."""
@@ -58,18 +59,18 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         """The reasons against beside those of every schedule, each naming the tensor and the limit. The first is told:
         each may rely on those before it."""
 
-    @abc.abstractmethod
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
         """Knobs to try, best first."""
+        return best_first(sorted(self.legal(facts, device), key=self.cost(self.split(facts), device)), mode)
 
     @abc.abstractmethod
     def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, bool | int | Access]:
         """Constants that the kernel asks of the problem beside what every kernel does: values by name in C++. A name
         that every kernel has gets this value."""
 
-    @abc.abstractmethod
     def problem(self, facts: RowFacts) -> ProblemClass:
         """The class that tuned knobs are kept for, of programs that the schedule is preferred for."""
+        return problem(facts, self.split(facts).chunk)
 
     def misfit(self, facts: RowFacts) -> str | None:
         """Why none of the schedule's knobs can be used."""
@@ -119,7 +120,8 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         }
         generated = prelude(plan, constants | self.constants(split, knobs), self.qualifiers)
         package = type(self).__module__.rpartition(".")[0]
-        return render(template(package, self.kernel), generated, self.kernel)
+        kernel = f"{package.rpartition('.')[2]}.cu"
+        return render(template(package, kernel), generated, kernel)
 
     def launch(self, facts: RowFacts, knobs: KnobsT) -> Launch:
         """Grid, block and arguments."""

@@ -1,13 +1,24 @@
 """How rows are divided into what threads take together: the part that all schedules share."""
 
 import abc
+import math
 from typing import Generic, TypeVar
 
-from graphfuse.codegen.phase_plan import PhasePlan
+from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
 from graphfuse.contract.engine import ByRows
 from graphfuse.patterns.rows import RowFacts
 
 KnobsT = TypeVar("KnobsT")
+
+CHUNK = 8
+"""Elements of a row that are summed before all else; of other rows, what divides them."""
+
+
+def chunked(facts: RowFacts) -> tuple[int, bool]:
+    """Elements of a chunk, and whether it is too wide for one access of what is read and written whole."""
+    chunk = math.gcd(facts.columns, CHUNK)
+    whole = (*facts.program.read_whole, *facts.program.written_whole)
+    return chunk, chunk == CHUNK and max((view.dtype.nbytes(chunk) for view in whole), default=0) > ACCESS
 
 
 class Split(abc.ABC, Generic[KnobsT]):

@@ -117,7 +117,8 @@ class Elements:
         yield from (f"    float a{o.index}[PIECE];" for o in arrays)
         for loop in loops:
             if self._exchanges(loop[0]):
-                yield from (self._swapped if self._swaps(loop[0]) else self._joined)(loop[0], kept)
+                swaps = self.program.steps[loop[0].index].op_name == SWAP
+                yield from (self._swapped if swaps else self._joined)(loop[0], kept)
                 continue
             if self._is_one_a_part(loop[0]):
                 yield from self._worked_out_once(loop[0], kept)
@@ -152,9 +153,7 @@ class Elements:
             if again:
                 yield f"    gf::forget_unpacked({source});"
             yield f"    float {self.array(o)}[PIECE];"
-            view = self.program.inputs[o.index] if isinstance(o, Load) else None
-            spread = view is not None and self.plan.taken(view) < view.unit.taken(self.plan.piece)
-            how = "spread" if spread else "unpack" if view is None else view.unit.unpack
+            how = self.plan.unpack(self.program.inputs[o.index]) if isinstance(o, Load) else "unpack"
             yield f"    gf::{how}<{dtype.facts.ctype}>({source}, {self.array(o)});"
 
     @cached_property
@@ -183,9 +182,6 @@ class Elements:
         step = self.program.steps[o.index]
         yield f"    const float v{o.index} = {rounded(step, self._expression(step, (), '0'))};"
         yield from pieces.each([f"a{o.index}[i] = v{o.index};", *[f"held.v{o.index}[i] = v{o.index};"] * (o in kept)])
-
-    def _swaps(self, o: Chain) -> bool:
-        return self.program.steps[o.index].op_name == SWAP
 
     def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
         """The other elements of pairs, which may be other lanes'."""

@@ -81,11 +81,7 @@ def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
     view = plan.program.inputs[i]
     ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
     if plan.across:
-        how, size, width = (
-            "unpack" if plan.taken(view) == plan.piece else "spread",
-            plan.nbytes_of(view),
-            plan.width(view),
-        )
+        how, size, width = plan.unpack(view), plan.nbytes_of(view), plan.width(view)
         yield f"    gf::Bytes<{size}> r{i} = {{}};"
         yield "    if (row.exists) {"
         yield f"      r{i} = gf::load<{size}, {width}, gf::Access::READ_ONLY>(row.i{i});"
@@ -116,12 +112,8 @@ def _value(plan: PhasePlan, k: int, local: frozenset[int]) -> str:
     def operand(o: Operand) -> str:
         return member(program, o, "", "" if isinstance(o, Chain) and o.index in local else pieces.index(plan))
 
-    if isinstance(step, Pick):
-        return _picked(plan, step, operand(step.column))
+    if isinstance(step, Pick):  # which all threads of the row read from memory
+        number, column = step.input.index, operand(step.column)
+        ctype = program.inputs[number].dtype.facts.ctype
+        return f"gf::element<{ctype}>(row.whole_i{number}, {column}, COLUMNS, row.exists)"
     return expression(step, operand)
-
-
-def _picked(plan: PhasePlan, step: Pick, column: str) -> str:
-    """Read from memory by all threads of the row."""
-    view, name = plan.program.inputs[step.input.index], f"i{step.input.index}"
-    return f"gf::element<{view.dtype.facts.ctype}>(row.whole_{name}, {column}, COLUMNS, row.exists)"

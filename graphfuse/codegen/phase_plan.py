@@ -57,6 +57,10 @@ class PhasePlan:
         varies = view.row_strides[-1] != 0 if self.across else view.columns
         return view.unit.taken(self.piece) if varies else 1
 
+    def unpack(self, view: View) -> str:
+        """The function that makes values of what a piece reads of an input."""
+        return "spread" if self.taken(view) < view.unit.taken(self.piece) else view.unit.unpack
+
     def nbytes_of(self, view: View) -> int:
         """Bytes of the elements of a piece."""
         return view.dtype.nbytes(self.taken(view))
@@ -220,7 +224,7 @@ class PhasePlan:
             return False
         if isinstance(o, Load):
             view = self.program.inputs[o.index]
-            return view.dtype is dtype and self.taken(view) == self.piece and view.unit.unpack == "unpack"
+            return view.dtype is dtype and self.unpack(view) == "unpack"
         return (
             isinstance(o, Chain) and o not in self.program.one_a_part and self.program.steps[o.index].rounded is dtype
         )

@@ -36,18 +36,14 @@ def render(text: str, generated: str, name: str = "kernel.cu") -> str:
     def put(text: str, name: str) -> None:
         lines.append(f'#line 1 "{name}"')
         for number, line in enumerate(text.splitlines(), start=1):
-            if "#" not in line:
-                lines.append(line)
-                continue
-            if _ONCE.match(line):
+            include = _INCLUDE.match(line) if "#" in line else None
+            if include is not None:
+                put_include(include[1], f"{name}:{number}")
+                lines.append(f'#line {number + 1} "{name}"')
+            elif "#" in line and _ONCE.match(line):
                 lines.append("")  # keeps the line numbers; a main file must not say it
-                continue
-            include = _INCLUDE.match(line)
-            if include is None:
+            else:
                 lines.append(line)
-                continue
-            put_include(include[1], f"{name}:{number}")
-            lines.append(f'#line {number + 1} "{name}"')
 
     def put_include(path: str, where: str) -> None:
         if path in done:

@@ -64,15 +64,10 @@ def _scales(pointer: Pointer) -> str:
     return f"gf::ScalesInRow{{row.{pointer.name}, {pointer.apart('row.')}}}"
 
 
-def _exists(number: int, store: Store) -> str:
-    """True if a store writes the row."""
-    return "row.exists" + f" && row.o{number} != nullptr" * store.view.place.partial
-
-
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
     scales = _scales(Pointer(f"b{number}", store.block_scale, store)) if store.block_scale else ""
     plan, ctype, array = elements.plan, store.view.dtype.facts.ctype, elements.array(store.value)
-    width, exists = plan.width(store.view), _exists(number, store)
+    width, exists = plan.width(store.view), "row.exists" + f" && row.o{number} != nullptr" * store.view.place.partial
     if store.scales_of is not None:
         yield (
             f"    gf::store_scales<{_element(store)}, {store.block_size}, ROW_WRITES>("

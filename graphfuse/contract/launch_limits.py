@@ -4,13 +4,14 @@ Only the driver checks what a compiler decides, such as registers and static sha
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import get_args
 
 from graphfuse.base.device import EMULATOR, Device
 from graphfuse.base.wording import counted
 from graphfuse.contract.arguments import CTYPES
-from graphfuse.contract.engine import Address, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
-from graphfuse.op_graph.ir import Subgraph
+from graphfuse.contract.engine import Address, Argument, ByRows, Constant, HostScalar, Launch, RowCount, Scratch
+from graphfuse.op_graph.ir import Subgraph, TensorId
 
 MAX_THREADS = 1024
 """Threads a CTA."""
@@ -89,57 +90,47 @@ def _together(launch: Launch, device: Device) -> Iterator[str]:
 
 def _arguments(launch: Launch, subgraph: Subgraph | None) -> Iterator[str]:
     for number, argument in enumerate(launch.arguments):
-        reason = _REASONS.get(type(argument), _unknown)(argument, launch, subgraph)
-        if reason:
-            yield f"arguments[{number}] is {argument!r}; accepted: {reason}"
+        accepted = _accepted(argument, launch, subgraph)
+        if accepted:
+            yield f"arguments[{number}] is {argument!r}; accepted: {accepted}"
 
 
-def _unknown(argument: object, launch: Launch, subgraph: Subgraph | None) -> str:
-    return f"one of {', '.join(kind.__name__ for kind in _REASONS)}"
+def _accepted(argument: object, launch: Launch, subgraph: Subgraph | None) -> str | None:
+    """Words for what is accepted in the place of an argument; None if that is."""
+    if type(argument) not in get_args(Argument):
+        return f"one of {', '.join(kind.__name__ for kind in get_args(Argument))}"
+    match argument:
+        case Scratch(offset) if type(offset) is not int or not 0 <= offset <= launch.scratch_bytes:
+            return f"an offset of 0 to {launch.scratch_bytes}, the launch's scratch_bytes"
+        case RowCount() if launch.by_rows is None:
+            return "a RowCount in launches that have by_rows"
+        case Constant(ctype, value):
+            return _constant(ctype, value)
+        case Address(tensor) | HostScalar(tensor) if subgraph is not None:
+            return _tensor(tensor, isinstance(argument, HostScalar), subgraph)
+    return None
 
 
-def _tensor(argument: Address | HostScalar, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    if subgraph is None:
-        return None
-    by_value, ids = isinstance(argument, HostScalar), (*subgraph.inputs, *subgraph.outputs)
-    known = [subgraph.graph.tensors[t] for t in ids if subgraph.graph.tensors[t].by_value is by_value]
-    if any(argument.tensor == t.id for t in known):
+def _constant(ctype: str, value: float) -> str | None:
+    code = CTYPES.get(ctype)
+    if code is None:
+        return f"a ctype of {', '.join(CTYPES)}"
+    try:
+        struct.pack(code, value)
+    except (struct.error, OverflowError):
+        return f"a value that {ctype} has"
+    return None
+
+
+def _tensor(tensor: TensorId, by_value: bool, subgraph: Subgraph) -> str | None:
+    tensors = (subgraph.graph.tensors[t] for t in (*subgraph.inputs, *subgraph.outputs))
+    known = [t for t in tensors if t.by_value is by_value]
+    if any(tensor == t.id for t in known):
         return None
     where = "passed by value" if by_value else "in memory"
     return f"the id of a tensor {where} that the nodes read or write: " + (
         ", ".join(f"{t.id} ({t.name!r})" for t in known) or "there is none"
     )
-
-
-def _scratch(argument: Scratch, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    if type(argument.offset) is int and 0 <= argument.offset <= launch.scratch_bytes:
-        return None
-    return f"an offset of 0 to {launch.scratch_bytes}, the launch's scratch_bytes"
-
-
-def _constant(argument: Constant, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    code = CTYPES.get(argument.ctype)
-    if code is None:
-        return f"a ctype of {', '.join(CTYPES)}"
-    try:
-        struct.pack(code, argument.value)
-    except (struct.error, OverflowError):
-        return f"a value that {argument.ctype} has"
-    return None
-
-
-def _row_count(argument: RowCount, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    return "a RowCount in launches that have by_rows" if launch.by_rows is None else None
-
-
-_REASONS: dict[type, Callable[..., str | None]] = {
-    Address: _tensor,
-    HostScalar: _tensor,
-    Scratch: _scratch,
-    Constant: _constant,
-    RowCount: _row_count,
-}
-"""By kind of argument: what is accepted, where the argument is not."""
 
 
 def _cleared(launch: Launch, subgraph: Subgraph) -> Iterator[str]:

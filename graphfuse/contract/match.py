@@ -279,17 +279,13 @@ def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _
         return
     start = _Found({**found.nodes, template: index}, found.tensors)
     wanted = list(template.inputs.items())
-    for ports in _port_orders(node, [port for port, _ in wanted]):
+    in_order = [port for port, _ in wanted]
+    may_swap = node.op.commutative and len({node.input(port) for port in in_order}) == 2
+    for ports in (in_order, in_order[::-1]) if may_swap else (in_order,):
         actual = [(symbol, node.input(port)) for port, (_, symbol) in zip(ports, wanted, strict=True)]
         extra = {port for port, _ in node.inputs} - set(ports) - node.op.offsets
         if not extra:
             yield from _match_inputs(graph, actual, start)
-
-
-def _port_orders(node: Node, ports: list[str]) -> list[list[str]]:
-    if node.op.commutative and len({node.input(port) for port in ports}) == 2:
-        return [ports, ports[::-1]]
-    return [ports]
 
 
 def _match_inputs(graph: FrozenGraph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:

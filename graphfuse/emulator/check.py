@@ -1,6 +1,7 @@
 """Runs a kernel under sanitizers, in a separate program. For tests of engines, here and elsewhere."""
 
 import functools
+import io
 import shutil
 import struct
 import subprocess
@@ -108,18 +109,12 @@ def check_ranks(
             *(a.content for a in allocations),
         ]
     )
-    found = _run(library, problem, entry, sanitizers)
+    made = io.BytesIO(_run(library, problem, entry, sanitizers))
+    places = {name: (*_place(allocations, m), len(m.content)) for name, m in memory.items()}
     results = []
-    for n in range(len(schedules)):
-        after, at = [], n * sum(len(a.content) for a in allocations)
-        for a in allocations:
-            after.append(found[at : at + len(a.content)])
-            at += len(a.content)
-        result = {}
-        for name, m in memory.items():
-            index, offset = _place(allocations, m)
-            result[name] = after[index][offset : offset + len(m.content)]
-        results.append(result)
+    for _ in schedules:
+        after = [made.read(len(a.content)) for a in allocations]
+        results.append({name: after[index][at : at + length] for name, (index, at, length) in places.items()})
     return results
 
 

@@ -53,31 +53,29 @@ def build(source: str, entry: str, what: Build) -> Path:
     KernelCompileError with the compiler's log (attributes `log` and `source`). A cache
     directory that cannot be used costs a warning, and a compilation in each process.
     """
-    compiler = find()
-    try:
-        return _somewhere(lambda kept: _built(compiler, source, entry, what, kept))
-    except OSError as error:
-        raise _failure(f"kernel {entry!r} cannot be compiled for the emulator: {error}", "", source) from error
+    failed = f"kernel {entry!r} cannot be compiled for the emulator"
+    return _somewhere(lambda compiler, kept: _built(compiler, source, entry, what, kept), failed, source)
 
 
 def runner(what: Build) -> Path:
     """The path of the program that loads a kernel's library of that build, which has sanitizers. Else as `build`."""
-    compiler = find()
-    try:
-        return _somewhere(lambda kept: _runner(compiler, what, kept))
-    except OSError as error:
-        raise _failure(f"the emulator's runner.cpp cannot be compiled: {error}", "", "") from error
+    failed = "the emulator's runner.cpp cannot be compiled"
+    return _somewhere(lambda compiler, kept: _runner(compiler, what, kept), failed, "")
 
 
-def _somewhere(make: Callable[[LibraryStore], Path]) -> Path:
-    """The path of what is made in the cache directory, or where that cannot be used, in a store of this process."""
-    kept = store.cache()
+def _somewhere(make: Callable[["Compiler", LibraryStore], Path], failed: str, source: str) -> Path:
+    """The path of what is made in the cache directory, or where that cannot be used, in a store of this process.
+    failed, source: of the error where neither can."""
+    compiler, kept = find(), store.cache()
     if kept is not None:
         try:
-            return make(kept)
+            return make(compiler, kept)
         except OSError as error:
             store.give_up(error)
-    return make(store.own())
+    try:
+        return make(compiler, store.own())
+    except OSError as error:
+        raise _failure(f"{failed}: {error}", "", source) from error
 
 
 def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: LibraryStore) -> Path:
@@ -90,11 +88,12 @@ def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Lib
         return path
     main = str(_part(compiler, "library.cpp", sources, kept))
     command = (*what.value, *_KERNEL, "-x", "c++", "-", "-x", "none", main, *machine, *_LIBRARIES)
-    try:
-        return kept.keep(name, _compile(compiler, command, f"{source}\n#define GF_ENTRY {entry}\n{_entry()}"))
-    except _Failed as failed:
-        why = f"kernel {entry!r} does not run on the emulator: {_why(compiler, str(failed))}"
-        raise _failure(why, str(failed), source) from None
+    text = f'{source}\n#define GF_ENTRY {entry}\n#line 1 "entry.hpp"\n{_runtime_source("entry.hpp")}'
+
+    def why(log: str) -> str:
+        return f"kernel {entry!r} does not run on the emulator: {_why(compiler, log)}"
+
+    return kept.keep(name, _compile(compiler, command, text, why, source))
 
 
 def _runner(compiler: "Compiler", what: Build, kept: LibraryStore) -> Path:
@@ -107,10 +106,7 @@ def _runner(compiler: "Compiler", what: Build, kept: LibraryStore) -> Path:
     parts = [str(_part(compiler, part, sources, kept)) for part in ("runner.cpp", "machine.cpp")]
     # No part is instrumented, so that none seems to need the sanitizers' libraries; kernels do.
     command = (*what.value, "-Wl,--no-as-needed", "-rdynamic", *parts, "-ldl")
-    try:
-        return kept.keep(name, _compile(compiler, command, ""))
-    except _Failed as failed:
-        raise _failure(f"{compiler} did not link the emulator's runner.cpp", str(failed), "") from None
+    return kept.keep(name, _link(compiler, command, "runner.cpp"))
 
 
 class Compiler:
@@ -148,19 +144,22 @@ def find() -> Compiler:
     )
 
 
-class _Failed(Exception):
-    """The compiler's log."""
+def _link(compiler: Compiler, arguments: tuple[str, ...], name: str) -> bytes:
+    return _compile(compiler, arguments, "", lambda log: f"{compiler} did not link the emulator's {name}", "")
 
 
-def _compile(compiler: Compiler, arguments: tuple[str, ...], text: str) -> bytes:
+def _compile(
+    compiler: Compiler, arguments: tuple[str, ...], text: str, why: Callable[[str], str], source: str
+) -> bytes:
     """Bytes that the compiler makes of `text`. It works in a folder of its own, so that what it cannot write is told
-    apart from what cannot be kept."""
+    apart from what cannot be kept. why, source: of the error where it makes none, by its log."""
     with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
         made = Path(folder, "made")
         command = [compiler.path, *_COMMON, *arguments, "-o", str(made)]
         done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=folder)
         if done.returncode:
-            raise _Failed(done.stderr.strip())
+            log = done.stderr.strip()
+            raise _failure(why(log), log, source)
         return made.read_bytes()
 
 
@@ -175,10 +174,8 @@ def _part(compiler: Compiler, name: str, sources: str, kept: LibraryStore) -> Pa
         for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
             Path(includes, header).write_text(_runtime_source(header))
         Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
-        try:
-            made = _compile(compiler, ("-O2", "-c", "-I", includes, "-x", "c++", "-"), text)
-        except _Failed as failed:
-            raise _failure(f"{compiler} did not compile the emulator's {name}", str(failed), text) from None
+        command = ("-O2", "-c", "-I", includes, "-x", "c++", "-")
+        made = _compile(compiler, command, text, lambda log: f"{compiler} did not compile the emulator's {name}", text)
     return kept.keep(entry, made)
 
 
@@ -189,11 +186,7 @@ def _shared(compiler: Compiler, sources: str, kept: LibraryStore) -> Path:
     if found is not None:
         return found
     part = _part(compiler, "machine.cpp", sources, kept)
-    try:
-        made = _compile(compiler, ("-shared", f"-Wl,-soname,{entry}", str(part)), "")
-    except _Failed as failed:
-        raise _failure(f"{compiler} did not link the emulator's machine.cpp", str(failed), "") from None
-    return kept.keep(entry, made)
+    return kept.keep(entry, _link(compiler, ("-shared", f"-Wl,-soname,{entry}", str(part)), "machine.cpp"))
 
 
 def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
@@ -207,10 +200,6 @@ def _sources() -> str:
 
 def _runtime_source(name: str) -> str:
     return template("graphfuse.emulator", name)
-
-
-def _entry() -> str:
-    return f'#line 1 "entry.hpp"\n{_runtime_source("entry.hpp")}'
 
 
 def _digest(*parts: object) -> str:

@@ -66,7 +66,7 @@ def differentiate(
     if not isinstance(graph, pygraph):
         raise GraphTypeError(f"differentiate: graph must be a pygraph, got {type(graph).__name__}")
     graph.validate()
-    forward, twins = copied(graph, _for_training)
+    forward, twins = copied(graph, lambda node: {**node.attributes, **node.op.training})
     forward.validate()
 
     def chosen(what: str, given: Sequence[Tensor | str]) -> list[Tensor]:
@@ -107,11 +107,9 @@ def differentiate(
         if t in written and t.get_data_type() not in DIFFERENTIABLE:
             raise GraphValidationError(f"differentiate: kept has {t.get_name()!r}, which is {t.get_data_type().name}")
     drawn = _Drawing(forward, made, wanted, frozenset(more))
-    return drawn.instead(drawn.needless()).finished()
-
-
-def _for_training(node: NodeRecord) -> dict[str, object]:
-    return {**node.attributes, **node.op.training}
+    if again := drawn.needless():
+        drawn = _Drawing(forward, made, wanted, frozenset(more), again)
+    return drawn.finished()
 
 
 class _Drawing:
@@ -141,10 +139,6 @@ class _Drawing:
         self.walk = Walk(forward, self.graph, self._kept)
         self.gradients = self.walk.gradients(self.given, wrt)
         self._drop_what_goes_nowhere()
-
-    def instead(self, again: frozenset[Tensor]) -> _Drawing:
-        """The drawing in which `again` is computed again."""
-        return _Drawing(self.forward, self.outputs, self.wrt, self.more, again) if again else self
 
     def needless(self) -> frozenset[Tensor]:
         """Whole outputs that are read though all that they are made of is read, too."""

@@ -65,7 +65,7 @@ class Walk:
             if found is None:
                 self._compute(self._producers[t], t)
                 if self.rounds and t.get_data_type() in SIXTEEN_BITS:
-                    self._values[t] = self._rounded(self._values[t], t)
+                    self._values[t] = self.graph.identity(self._values[t]).set_data_type(t.get_data_type())
             else:
                 self._values[t] = found
         return self._values[t]
@@ -174,9 +174,6 @@ class Walk:
         for port, made in again.outputs.items():
             if port not in again.absent:
                 self._values.setdefault(node.outputs[port], made.set_dim(node.outputs[port].get_dim()))
-
-    def _rounded(self, value: Value, t: Tensor) -> Tensor:
-        return self.graph.identity(value).set_data_type(t.get_data_type())
 
     @contextmanager
     def _computing_in(self, compute: data_type) -> Iterator[None]:

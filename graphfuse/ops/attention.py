@@ -9,14 +9,11 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import attention_by_nodes
 from graphfuse.ops.attention_options import (
-    CHOICE,
+    BACKWARD,
     DROPPED,
     DUMP,
-    FLAG,
+    FORWARD,
     GIVEN,
-    HOW,
-    HOW_BACKWARD,
-    LENGTH,
     MASKS,
     PADDED,
     PAGES,
@@ -24,33 +21,14 @@ from graphfuse.ops.attention_options import (
     STATS,
     TOTALS,
     TUPLES,
-    absent,
-    asked,
     attended,
     backward,
     forward,
-    makes_stats,
     sequences,
 )
-from graphfuse.ops.op import Attribute, Attributes, Port, Shape
+from graphfuse.ops.op import Attributes, Port, Shape
 from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback
 from graphfuse.ops.scores import PAGED, Scores, scored, within
-
-
-def shapes_forward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    made = attended(shapes, attributes, wanted)
-    if attributes["generate_stats"] is not None and attributes["generate_stats"] is attributes["is_inference"]:
-        same = attributes["generate_stats"]
-        raise GraphValidationError(f"generate_stats and is_inference are both {same}; one is the opposite of the other")
-    return made
-
-
-def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return {**asked(attributes), "generate_stats": makes_stats(attributes)}
-
-
-def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return asked(attributes)
 
 
 @dataclass(frozen=True)
@@ -259,18 +237,9 @@ TABLE = (
             *GIVEN,
         ),
         tuples=TUPLES,
-        infer=shapes_forward,
-        absent=absent,
-        frozen=_frozen,
+        infer=attended,
         reference=_sdpa,
-        attributes=(
-            Attribute("is_inference", **CHOICE),
-            Attribute("generate_stats", **CHOICE),
-            *MASKS,
-            Attribute("paged_attention_max_seq_len_kv", **LENGTH),
-            Attribute("stats_use_log2", **FLAG),
-            *HOW,
-        ),
+        attributes=FORWARD,
         order="by position: q, k, v, attn_scale, bias, block_mask (cuDNN's order differs: give keywords)",
         functions=("score_mod",),
         by_nodes=attention_by_nodes.forward,
@@ -306,9 +275,8 @@ TABLE = (
             DUMP,
         ),
         infer=shapes_backward,
-        frozen=_frozen_backward,
         reference=gradients,
-        attributes=(*MASKS, *HOW_BACKWARD),
+        attributes=BACKWARD,
         order="give what stands behind stats by name",
         functions=("score_mod", "score_mod_bprop"),
         by_nodes=attention_by_nodes.backward,

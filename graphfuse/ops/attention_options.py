@@ -8,19 +8,21 @@ from typing import Any
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import attention_implementation, diagonal_alignment
 from graphfuse.base.errors import GraphValidationError, VariantPackError
-from graphfuse.ops import layouts
+from graphfuse.ops import layouts, shapes
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape, integers
 from graphfuse.ops.pullback import NO_SECOND
 from graphfuse.ops.scores import PAGED, TILE, whole_sequences
 
 
-def attended(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    given = q, k, v = tuple(shapes[port] for port in ("q", "k", "v"))
-    if any(len(s) != 4 for s in given):
+def attended(given: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Shapes of a forward's outputs, and those that a backward has of them."""
+    attributes = _full(attributes)
+    read = q, k, v = tuple(given[port] for port in ("q", "k", "v"))
+    if any(len(s) != 4 for s in read):
         raise GraphValidationError(
             f"q, k and v must be [batch, heads, rows, columns], got {list(q)}, {list(k)} and {list(v)}"
         )
-    k, v = whole_sequences(shapes, attributes)
+    k, v = whole_sequences(given, attributes)
     if not q[0] == k[0] == v[0] or k[2] != v[2] or q[3] != k[3]:
         raise GraphValidationError(
             f"q, k and v must have one batch, k and v as many rows, q and k as many columns, "
@@ -32,40 +34,40 @@ def attended(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappin
         if not s[1] or q[1] % s[1]:
             raise GraphValidationError(f"{port} has {s[1]} heads, which must divide the {q[1]} of q")
     batch, heads, rows, columns = scores = q[0], q[1], q[2], k[2]
-    for port in ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"):
-        if any(e != 1 for e in shapes.get(port, ())):
-            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
+    shapes.check_scalars(given, ("attn_scale", "dropout_seed", "dropout_offset", "dropout_scale"))
     tiles = batch, heads, -(-rows // TILE), -(-columns // (8 * TILE))
-    lengths, offsets = (batch, 1, 1, 1), (batch + 1, 1, 1, 1)
+    lengths, offsets = ((batch, 1, 1, 1),), ((batch + 1, 1, 1, 1), (batch + 1,))
     for port, extents, of in (
         ("bias", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
         ("dropout_mask", scores, "the scores [batch, heads of q, rows of q, rows of k]"),
         ("block_mask", tiles, f"[batch, heads of q, tiles of {TILE} rows of q, bytes of 8 tiles of rows of k]"),
     ):
-        s = shapes.get(port, extents)
+        s = given.get(port, extents)
         if len(s) != 4 or any(b not in (1, e) for b, e in zip(s, extents, strict=True)):
             raise GraphValidationError(f"{port} must have the extents of {of}, {list(extents)}, or 1, got {list(s)}")
-    for port, extents in (
+    for port, exact in (
         ("seq_len_q", lengths),
         ("seq_len_kv", lengths),
-        ("sink_token", (1, heads, 1, 1)),
+        ("sink_token", ((1, heads, 1, 1),)),
+        ("cu_seq_len_q", offsets),
+        ("cu_seq_len_kv", offsets),
     ):
-        if shapes.get(port, extents) != extents:
-            raise GraphValidationError(f"{port} must be {list(extents)}, got {list(shapes[port])}")
-    for port in ("cu_seq_len_q", "cu_seq_len_kv"):
-        if shapes.get(port, offsets) not in (offsets, offsets[:1]):
-            accepted = f"{list(offsets)} or {list(offsets[:1])}"
-            raise GraphValidationError(f"{port} must be {accepted}, got {list(shapes[port])}")
-    _check_lengths(shapes, attributes)
-    _check_dropout(shapes, attributes)
-    if attributes["use_alibi_mask"] and _band(attributes)["diagonal_band_right_bound"] != 0:
+        if given.get(port, exact[0]) not in exact:
+            accepted = " or ".join(str(list(extents)) for extents in exact)
+            raise GraphValidationError(f"{port} must be {accepted}, got {list(given[port])}")
+    _check_lengths(given, attributes)
+    _check_dropout(given, attributes)
+    right = _band(attributes)["diagonal_band_right_bound"]
+    if attributes["use_alibi_mask"] and right != 0:
         raise GraphValidationError("use_alibi_mask needs a causal mask: diagonal_band_right_bound=0")
-    _band(attributes)
     for name in ("max_total_seq_len_q", "max_total_seq_len_kv"):
         if attributes[name] is not None and attributes[name] < 1:
             raise GraphValidationError(f"{name} is {attributes[name]}; accepted: None and integers >= 1")
     if "rng_dump" in wanted and attributes["dropout_probability"] is None:
         raise GraphValidationError("rng_dump is given without dropout=(probability, seed, offset), which draws it")
+    if attributes["generate_stats"] is not None and attributes["generate_stats"] is attributes["is_inference"]:
+        same = attributes["generate_stats"]
+        raise GraphValidationError(f"generate_stats and is_inference are both {same}; one is the opposite of the other")
     stats = dict.fromkeys(("Stats", "score_max", "score_sum_exp"), (*q[:3], 1))
     return {"O": (*q[:3], v[3]), **stats, "rng_dump": scores}
 
@@ -159,7 +161,7 @@ def _band(attributes: Attributes) -> dict[str, object]:
 
 
 def makes_stats(attributes: Attributes) -> bool:
-    wanted, unwanted = attributes["generate_stats"], attributes["is_inference"]
+    wanted, unwanted = attributes["generate_stats"], attributes.get("is_inference")
     return wanted if wanted is not None else unwanted is False
 
 
@@ -180,27 +182,49 @@ _UNSAID = {
 """Attributes that frozen nodes have only where they ask for something."""
 
 
-def asked(attributes: Attributes) -> dict[str, object]:
+def frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
     """Attributes with one spelling of the mask, and of what else is asked for."""
+    attributes = _full(attributes)
     found = {n: attributes[n] for n, default in _UNSAID.items() if attributes.get(n, default) != default}
     return {**_band(attributes), **found}
 
 
-FLAG = {"types": (bool,), "default": False}
-CHOICE = {"types": (bool, type(None))}
-LENGTH = {"types": (int, type(None))}
+def frozen_forward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
+    return {**frozen_backward(attributes, inputs, outputs), "generate_stats": makes_stats(attributes)}
+
+
+_FLAG = {"types": (bool,), "default": False}
+_CHOICE = {"types": (bool, type(None))}
+_LENGTH = {"types": (int, type(None))}
 
 MASKS = (
-    Attribute("use_causal_mask", **FLAG),
-    Attribute("use_causal_mask_bottom_right", **FLAG),
-    Attribute("sliding_window_length", **LENGTH),
+    Attribute("use_causal_mask", **_FLAG),
+    Attribute("use_causal_mask_bottom_right", **_FLAG),
+    Attribute("sliding_window_length", **_LENGTH),
     Attribute("diagonal_alignment", (diagonal_alignment,), diagonal_alignment.TOP_LEFT),
-    Attribute("diagonal_band_left_bound", **LENGTH),
-    Attribute("diagonal_band_right_bound", **LENGTH),
-    Attribute("use_alibi_mask", **FLAG),
-    Attribute("use_padding_mask", **FLAG),
+    Attribute("diagonal_band_left_bound", **_LENGTH),
+    Attribute("diagonal_band_right_bound", **_LENGTH),
+    Attribute("use_alibi_mask", **_FLAG),
+    Attribute("use_padding_mask", **_FLAG),
     Attribute("dropout_probability", (float, int, type(None))),
 )
+
+GENERATE_STATS = Attribute("generate_stats", **_CHOICE)
+
+_UNSET = {a.name: a.default for a in (*MASKS, GENERATE_STATS)} | {"is_inference": None}
+
+NAMES = {
+    "sliding_window": "sliding_window_length",
+    "left_bound": "diagonal_band_left_bound",
+    "right_bound": "diagonal_band_right_bound",
+}
+"""Attributes of FP8's kinds of attention that cuDNN has other names for than of sdpa's."""
+
+
+def _full(attributes: Attributes) -> Attributes:
+    """Attributes of any kind of attention as sdpa's, unset where it has none."""
+    return _UNSET | {NAMES.get(name, name): value for name, value in attributes.items()}
+
 
 sequences = partial(Port, ragged="use_padding_mask")
 
@@ -228,16 +252,29 @@ _MASKED = ("dropout_mask", "dropout_scale")
 TUPLES = {"dropout": (("dropout_probability", "dropout_seed", "dropout_offset"), _MASKED)}
 TUPLES_BACKWARD = {"dropout": (*TUPLES["dropout"], (*_MASKED, ""))}
 
-TOTALS = tuple(Attribute(name, **LENGTH) for name in ("max_total_seq_len_q", "max_total_seq_len_kv"))
+TOTALS = tuple(Attribute(name, **_LENGTH) for name in ("max_total_seq_len_q", "max_total_seq_len_kv"))
 
 HOW = (
-    Attribute("unfuse_fma", **FLAG),
+    Attribute("unfuse_fma", **_FLAG),
     *TOTALS,
     Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
 )
 """Attributes of a forward that change nothing but how it is computed."""
 
-HOW_BACKWARD = (Attribute("use_deterministic_algorithm", **FLAG), *TOTALS)
+FORWARD = (
+    Attribute("is_inference", **_CHOICE),
+    GENERATE_STATS,
+    *MASKS,
+    Attribute("paged_attention_max_seq_len_kv", **_LENGTH),
+    Attribute("stats_use_log2", **_FLAG),
+    *HOW,
+)
 
-forward = partial(Op, strides=layouts.row_major, check=check_numbers, recomputed=False)
-backward = partial(Op, tuples=TUPLES_BACKWARD, check=check_numbers, vjp=NO_SECOND, recomputed=False)
+BACKWARD = (*MASKS, Attribute("use_deterministic_algorithm", **_FLAG), *TOTALS)
+
+forward = partial(
+    Op, strides=layouts.row_major, absent=absent, frozen=frozen_forward, check=check_numbers, recomputed=False
+)
+backward = partial(
+    Op, tuples=TUPLES_BACKWARD, frozen=frozen_backward, check=check_numbers, vjp=NO_SECOND, recomputed=False
+)

@@ -2,13 +2,14 @@
 over all but the channels."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops import norms
 from graphfuse.ops.expansion import Columns, Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
-from graphfuse.ops.shapes import LAYERNORM_ORDER, check_phase, layernorm_absent, one_per_row, with_elements
+from graphfuse.ops.pullback import NoRule, Pullback
+from graphfuse.ops.shapes import LAYERNORM_ORDER, check_phase, check_scalars, one_per_row, with_elements
 
 
 def _instance_axes(rank: int) -> tuple[int, ...]:
@@ -39,10 +40,7 @@ def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple
             raise GraphValidationError(
                 f"{port} must have shape {list(shape)} for input {list(x)}, got {list(shapes[port])}"
             )
-    for port in ("epsilon", "momentum"):
-        if any(e != 1 for e in shapes.get(port, ())):
-            order = f"; {LAYERNORM_ORDER}" if "momentum" not in shapes else ""
-            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}{order}")
+    check_scalars(shapes, ("epsilon", "momentum"), f"; {LAYERNORM_ORDER}" if "momentum" not in shapes else "")
     return statistic, channels
 
 
@@ -69,21 +67,16 @@ def _batch_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dic
     return {"Y": shapes["input"], "mean": statistic, "inv_variance": statistic} | running
 
 
-def _batch_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    return frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT)
-
-
 def _inference_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     _checked(shapes, _batch_axes, 2, ("mean", "inv_variance"))
     return {"Y": shapes["input"]}
 
 
-def _gradient_shapes(axes_of, least: int):
-    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-        _, channels = _checked(shapes, axes_of, least, ("mean", "inv_variance"))
-        return {"DX": shapes["input"], "DScale": channels, "DBias": channels}
-
-    return infer
+def _gradient_shapes(
+    axes_of, least: int, shapes: Mapping[str, Shape], attributes: Attributes, wanted
+) -> dict[str, Shape]:
+    _, channels = _checked(shapes, axes_of, least, ("mean", "inv_variance"))
+    return {"DX": shapes["input"], "DScale": channels, "DBias": channels}
 
 
 def _batchnorm(e: RowArithmetic, x: Values, a: Attributes) -> Values:
@@ -130,14 +123,6 @@ def _of_batch(p: Pullback) -> object:
     return _OF_NEXT if p.grads.keys() & set(_NEXT) else _OF_BATCHNORM["input"](p)
 
 
-_OF_GIVEN_STATISTICS = {
-    "input": lambda p: p.once(_of_centred),
-    "mean": lambda p: p.graph.neg(p.once(_of_centred)),
-    "inv_variance": lambda p: p.graph.mul(p.once(_of_normal), p.once(_centred)),
-    "scale": lambda p: p.graph.mul(p.whole("Y"), p.graph.mul(p.once(_centred), p["inv_variance"])),
-    "bias": lambda p: p.whole("Y"),
-}
-
 _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
@@ -166,31 +151,22 @@ def _of_sums(p: Pullback) -> object:
 
 
 TABLE = (
-    Op(
+    norms.forward(
         "instancenorm",
         "Instance normalization of [N, C, spatial axes...] (Ulyanov et al. 2016):\n"
         + _NORM
         + "means over the spatial axes; scale and bias are [1, C, 1, ...]. norm_forward_phase must be given. Returns\n"
         "[Y, mean, inv_variance], the last two, [N, C, 1, ...], None in INFERENCE.",
         inputs=(Port("input"), Port("scale"), Port("bias"), Port("epsilon")),
-        outputs=norms.FORWARD,
         infer=_instance_shapes,
         expansion=Expansion(norms.layernorm, _along(_instance_axes), norms.EPSILON, of_rows=norms.WEIGHTS),
-        attributes=(norms.PHASE,),
-        absent=layernorm_absent,
-        order=LAYERNORM_ORDER,
         vjp=norms.gradients("instancenorm_backward", "mean", "inv_variance"),
-        again=norms.AGAIN,
-        training=norms.TRAINING,
     ),
-    Op(
+    norms.backward(
         "instancenorm_backward",
         "Gradients of instancenorm" + _GRADIENT,
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=norms.GRADIENTS,
-        infer=_gradient_shapes(_instance_axes, 3),
+        infer=partial(_gradient_shapes, _instance_axes, 3),
         expansion=Expansion(norms.layernorm_backward, _along(_instance_axes), in_rows=False),
-        vjp=NO_SECOND,
     ),
     Op(
         "batchnorm",
@@ -219,7 +195,7 @@ TABLE = (
         ),
         infer=_batch_shapes,
         expansion=Expansion(_batchnorm, _along(_batch_axes), in_rows=False),
-        absent=_batch_absent,
+        absent=lambda attributes, inputs: frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT),
         not_offered=_PEERS,
         vjp=_OF_BATCHNORM | {"input": _of_batch} | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
         again=norms.AGAIN,
@@ -232,17 +208,20 @@ TABLE = (
         outputs=(Port("Y"),),
         infer=_inference_shapes,
         expansion=Expansion(_inference, _along(_instance_axes), of_rows=norms.WEIGHTS | norms.MOMENTS),
-        vjp=_OF_GIVEN_STATISTICS,
+        vjp={
+            "input": lambda p: p.once(_of_centred),
+            "mean": lambda p: p.graph.neg(p.once(_of_centred)),
+            "inv_variance": lambda p: p.graph.mul(p.once(_of_normal), p.once(_centred)),
+            "scale": lambda p: p.graph.mul(p.whole("Y"), p.graph.mul(p.once(_centred), p["inv_variance"])),
+            "bias": lambda p: p.whole("Y"),
+        },
     ),
-    Op(
+    norms.backward(
         "batchnorm_backward",
         "Gradients of batchnorm" + _GRADIENT,
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=norms.GRADIENTS,
-        infer=_gradient_shapes(_batch_axes, 2),
+        infer=partial(_gradient_shapes, _batch_axes, 2),
         expansion=Expansion(norms.layernorm_backward, _along(_batch_axes), in_rows=False),
         not_offered=_PEERS,
-        vjp=NO_SECOND,
     ),
     Op(
         "genstats",

@@ -1,6 +1,7 @@
 """Ops over the ranks of one host, whose memory each of them can read."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
@@ -35,8 +36,16 @@ def _of_ranks(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
     return {"output": shapes["input"]}
 
 
+_over_ranks = partial(
+    Op,
+    inputs=(Port("input"), Port("peers", numbers=True)),
+    infer=_of_ranks,
+    attributes=(Attribute("rank", (int,), required=True),),
+    recomputed=False,
+)
+
 TABLE = (
-    Op(
+    _over_ranks(
         "all_reduce",
         "The sum over the ranks of one host, added up in the order of ranks, of what lies as far into the memory of\n"
         "each rank as input does into the caller's. Each rank calls it, with the same input of it or one of its own:\n"
@@ -44,25 +53,17 @@ TABLE = (
         "signals of the caller's rank, 512 bytes that are zero before the first call; then the address at which the\n"
         "memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one\n"
         "peers are on one stream. What follows on it may overwrite input.",
-        inputs=(Port("input"), Port("peers", numbers=True)),
-        infer=_of_ranks,
-        attributes=(Attribute("rank", (int,), required=True),),
         elsewhere="reads the memory of other ranks, which kernels of rows do",
         vjp=NoRule("the gradient of a sum over ranks is one, too, of memory that the backward graph does not have"),
-        recomputed=False,
     ),
-    Op(
+    _over_ranks(
         "all_gather",
         "input, written to the memory of all ranks of one host, as far into it as output lies into the caller's. Each\n"
         "rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.\n"
         "peers, rank: as of all_reduce, for the memory of output.",
-        inputs=(Port("input"), Port("peers", numbers=True)),
-        infer=_of_ranks,
-        attributes=(Attribute("rank", (int,), required=True),),
         elsewhere="writes the memory of other ranks, which kernels of rows do",
         vjp=NoRule(
             "the gradient of what all ranks get is a sum over them, of memory that the backward graph does not have"
         ),
-        recomputed=False,
     ),
 )

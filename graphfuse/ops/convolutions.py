@@ -13,6 +13,7 @@ from graphfuse.base.enums import convolution_mode
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
 from graphfuse.ops import layouts
+from graphfuse.ops.moves import with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.products import multiplied
 from graphfuse.ops.pullback import Pullback
@@ -77,10 +78,6 @@ def _convolved(x: Shape, w: Shape, attributes: Attributes, image: str = "image",
     return (x[0], w[0], *spatial)
 
 
-def _fprop_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    return {"Y": _convolved(shapes["image"], shapes["weight"], attributes)}
-
-
 def _dgrad_shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
     dx, w = _said(wanted, "DX", "image"), shapes["filter"]
     _check_loss(shapes["loss"], _convolved(dx, w, attributes, "DX", "filter"), f"DX {list(dx)}, filter {list(w)}")
@@ -115,9 +112,7 @@ def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dic
 
 
 def _with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with a number for each spatial axis, and the shape that is made, which the output has."""
-    ((dim, _),) = outputs.values()
-    return {**_frozen(attributes, inputs, outputs), "dim": tuple(dim)}
+    return with_dim(_frozen(attributes, inputs, outputs), inputs, outputs)
 
 
 def _padded(t, image, a: Attributes):
@@ -195,6 +190,9 @@ def _wgrad(t, x, a) -> dict[str, object]:
     return {"DW": _turned(total.reshape(a["dim"]), a)}
 
 
+# A convolution is linear in image and weight, so that the gradients of its gradients are convolutions again.
+
+
 def _to_image(p: Pullback, loss: object, weight: object, port: str) -> object:
     return p.graph.conv_dgrad(loss, weight, **p.attributes).set_dim(p.dim_of(port))
 
@@ -202,20 +200,6 @@ def _to_image(p: Pullback, loss: object, weight: object, port: str) -> object:
 def _to_weight(p: Pullback, image: object, loss: object, port: str) -> object:
     return p.graph.conv_wgrad(image, loss, **p.attributes).set_dim(p.dim_of(port))
 
-
-# A convolution is linear in image and weight, so that the gradients of its gradients are convolutions again.
-_OF_FPROP = {
-    "image": lambda p: _to_image(p, p.whole("Y"), p["weight"], "image"),
-    "weight": lambda p: _to_weight(p, p["image"], p.whole("Y"), "weight"),
-}
-_OF_DGRAD = {
-    "loss": lambda p: p.graph.conv_fprop(p.whole("DX"), p["filter"], **p.attributes),
-    "filter": lambda p: _to_weight(p, p.whole("DX"), p["loss"], "filter"),
-}
-_OF_WGRAD = {
-    "image": lambda p: _to_image(p, p["loss"], p.whole("DW"), "image"),
-    "loss": lambda p: p.graph.conv_fprop(p["image"], p.whole("DW"), **p.attributes),
-}
 
 _INTEGERS = {"types": (int,), "several": True}
 _WINDOW = (
@@ -246,10 +230,13 @@ TABLE = (
         "[N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set.",
         inputs=(Port("image", declared=True), Port("weight", declared=True)),
         outputs=(Port("Y"),),
-        infer=_fprop_shapes,
+        infer=lambda shapes, attributes, _: {"Y": _convolved(shapes["image"], shapes["weight"], attributes)},
         frozen=_frozen,
         reference=_fprop,
-        vjp=_OF_FPROP,
+        vjp={
+            "image": lambda p: _to_image(p, p.whole("Y"), p["weight"], "image"),
+            "weight": lambda p: _to_weight(p, p["image"], p.whole("Y"), "weight"),
+        },
         integers=True,
     ),
     _convolution(
@@ -262,7 +249,10 @@ TABLE = (
         infer=_dgrad_shapes,
         frozen=_with_dim,
         reference=_dgrad,
-        vjp=_OF_DGRAD,
+        vjp={
+            "loss": lambda p: p.graph.conv_fprop(p.whole("DX"), p["filter"], **p.attributes),
+            "filter": lambda p: _to_weight(p, p.whole("DX"), p["loss"], "filter"),
+        },
     ),
     _convolution(
         "conv_wgrad",
@@ -274,6 +264,9 @@ TABLE = (
         infer=_wgrad_shapes,
         frozen=_with_dim,
         reference=_wgrad,
-        vjp=_OF_WGRAD,
+        vjp={
+            "image": lambda p: _to_image(p, p["loss"], p.whole("DW"), "image"),
+            "loss": lambda p: p.graph.conv_fprop(p["image"], p.whole("DW"), **p.attributes),
+        },
     ),
 )

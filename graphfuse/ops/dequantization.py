@@ -1,6 +1,6 @@
 """Dequantization in blocks: elements times the scale of the block that they lie in."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from graphfuse.base import reordering
 from graphfuse.base.dtypes import data_type
@@ -17,7 +17,9 @@ def _sizes(x: Shape, scale: Shape, given: Sequence[int]) -> tuple[int, ...]:
             f"block_size must be 1 to {len(x)} integers >= 1, those of input's last axes or one for the axis of "
             f"blocks, got {list(given)} (input {list(x)})"
         )
-    tried = list(_along_each(len(x), given[0])) if len(given) == 1 else [(*(1,) * (len(x) - len(given)), *given)]
+    tried = [(*(1,) * (len(x) - len(given)), *given)]
+    if len(given) == 1:
+        tried = [tuple(given[0] if a == axis else 1 for a in range(len(x))) for axis in reversed(range(len(x)))]
     for sizes in tried:
         exact = scales(x, sizes)
         if scale in (exact, reordering.whole_tiles(exact, _axis(sizes))):
@@ -27,11 +29,6 @@ def _sizes(x: Shape, scale: Shape, given: Sequence[int]) -> tuple[int, ...]:
         f"descale must have shape {accepted}, an element for each block of {list(given)} of input {list(x)}, got "
         f"{list(scale)}; reordered as F8_128x4 also that of whole tiles"
     )
-
-
-def _along_each(rank: int, size: int) -> Iterator[tuple[int, ...]]:
-    for axis in reversed(range(rank)):
-        yield tuple(size if a == axis else 1 for a in range(rank))
 
 
 def scales(x: Shape, sizes: Sequence[int]) -> Shape:
@@ -59,12 +56,12 @@ def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dic
     return {"block_size": sizes, "axis": _axis(sizes)}
 
 
-def _dequantize(t, x, a) -> dict[str, object]:
-    values, scale = x["input"], x["descale"]
-    for axis, size in enumerate(a["block_size"]):
+def dequantized(values, scale, sizes: Sequence[int]):
+    """Values times the scale of their block. sizes: a block's extents."""
+    for axis, size in enumerate(sizes):
         # Beyond the last block are scales that fill a tile.
         scale = scale.repeat_interleave(size, axis).narrow(axis, 0, values.shape[axis])
-    return {"output": values * scale}
+    return values * scale
 
 
 TABLE = (
@@ -82,7 +79,7 @@ TABLE = (
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=_shapes,
         frozen=_frozen,
-        reference=_dequantize,
+        reference=lambda t, x, a: {"output": dequantized(x["input"], x["descale"], a["block_size"])},
         attributes=(
             Attribute("block_size", (int,), required=True, several=True),
             Attribute("is_negative_scale", (bool,), False),

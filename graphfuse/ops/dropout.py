@@ -7,6 +7,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.expansion import Expansion, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NoRule, Pullback
+from graphfuse.ops.shapes import along_last
 
 _NO_GRADIENT = NoRule("the key of random numbers has no gradient", constant=True)
 
@@ -18,10 +19,6 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
     if not 0 <= attributes["probability"] < 1:
         raise GraphValidationError(f"probability is {attributes['probability']}; accepted: 0 up to 1, without 1")
     return {"output": shapes["input"]}
-
-
-def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
-    return (len(shapes["input"]) - 1,)
 
 
 def _dropout(e: RowArithmetic, x: Values, a: Attributes) -> Values:
@@ -45,7 +42,7 @@ TABLE = (
         "is the number along the last axis, row that among all others.",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         infer=_shapes,
-        expansion=Expansion(_dropout, _of_last, scalars=frozenset({"seed", "offset"}), is_random=True),
+        expansion=Expansion(_dropout, along_last, scalars=frozenset({"seed", "offset"}), is_random=True),
         attributes=(Attribute("probability", (float, int), required=True),),
         aten=("graphfuse::keyed_dropout.default input:input seed:seed offset:offset probability:probability",),
         vjp={"input": _of_kept, "seed": _NO_GRADIENT, "offset": _NO_GRADIENT},

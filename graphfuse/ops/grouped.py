@@ -134,10 +134,6 @@ def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted
     return {"dweight": (groups, token[2], loss[2])}
 
 
-def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return {"groups": outputs["dweight"][0][0]}
-
-
 def _backward(t, x, a) -> dict[str, object]:
     token, loss = x["token"][0], x["doutput"][0]
     bounds = _bounds(t, x["first_token_offset"], a["groups"], token.shape[0])
@@ -148,11 +144,6 @@ def _backward(t, x, a) -> dict[str, object]:
         rows, of = (t.where(inside, values, 0.0) for values in (token, loss))
         made.append(t.matmul(rows.mT, of))
     return {"dweight": t.stack(made)}
-
-
-def _columns_inside(dim: Shape, attributes: Attributes, inputs) -> tuple[int, ...]:
-    """Strides of matrices whose columns have no gaps."""
-    return layouts.packed_stride(dim, (0, 2, 1))
 
 
 TABLE = (
@@ -193,8 +184,8 @@ TABLE = (
         inputs=(Port("doutput"), Port("token"), integers("first_token_offset")),
         outputs=(Port("dweight"),),
         infer=_shapes_backward,
-        strides=_columns_inside,
-        frozen=_frozen_backward,
+        strides=lambda dim, attributes, inputs: layouts.packed_stride(dim, (0, 2, 1)),  # columns have no gaps
+        frozen=lambda attributes, inputs, outputs: {"groups": outputs["dweight"][0][0]},
         reference=_backward,
         check=_check_numbers,
         vjp=NO_SECOND,

@@ -9,6 +9,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
+from graphfuse.ops.shapes import along_last
 
 MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
 
@@ -40,18 +41,9 @@ def _checked(shapes: Mapping[str, Shape], attributes: Attributes) -> Shape:
     return row
 
 
-def _loss_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    row = _checked(shapes, attributes)
-    return {"loss": row, "logsumexp": row}
-
-
 def _gradient_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     _checked(shapes, attributes)
     return {"DX": shapes["input"]}
-
-
-def _of_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
-    return (len(shapes["input"]) - 1,)
 
 
 def _chosen(e: RowArithmetic, x: Values, chosen: object, otherwise: object) -> object:
@@ -131,8 +123,8 @@ TABLE = (
         "FLOAT unless set.",
         inputs=(Port("input"), Port("target")),
         outputs=(Port("loss", dtype=data_type.FLOAT), Port("logsumexp", dtype=data_type.FLOAT)),
-        infer=_loss_shapes,
-        expansion=Expansion(_cross_entropy, _of_last, of_rows=frozenset({"target"})),
+        infer=lambda shapes, attributes, _: dict.fromkeys(("loss", "logsumexp"), _checked(shapes, attributes)),
+        expansion=Expansion(_cross_entropy, along_last, of_rows=frozenset({"target"})),
         attributes=_ATTRIBUTES,
         vjp={"input": _of_logits, "target": NoRule("class numbers have no gradient", constant=True)},
     ),
@@ -146,7 +138,7 @@ TABLE = (
         inputs=(Port("grad"), Port("input"), Port("target"), Port("logsumexp")),
         outputs=(Port("DX"),),
         infer=_gradient_shapes,
-        expansion=Expansion(_cross_entropy_backward, _of_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
+        expansion=Expansion(_cross_entropy_backward, along_last, of_rows=frozenset({"target", "logsumexp", "grad"})),
         attributes=_ATTRIBUTES,
         vjp=NO_SECOND,
     ),

@@ -40,10 +40,6 @@ def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
     return tuple(found)
 
 
-def _sliced(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
-    return {"output": tuple(map(len, _ranges(shapes["input"], attributes)))}
-
-
 def _sliced_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
     steps = (1 if s.step is None else s.step.__index__() for s in attributes["slices"])
     return _apart(dim, tuple(stride * step for stride, step in zip(inputs["input"], steps, strict=True)))
@@ -78,8 +74,8 @@ def said(wanted: Mapping[str, Shape]) -> Shape:
 
 
 def with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with the shape that is made, which the output has."""
-    dim, _ = outputs["output"]
+    """Attributes with the shape that is made, which the one output has."""
+    ((dim, _),) = outputs.values()
     return {**attributes, "dim": tuple(dim)}
 
 
@@ -101,10 +97,6 @@ def _apart(dim: Shape, strides: Stride) -> Stride:
 def _turned_back(p: Pullback) -> object:
     order = p.attributes["permutation"]
     return p.graph.transpose(p.whole("output"), permutation=tuple(map(order.index, range(len(order)))))
-
-
-def _shaped_back(p: Pullback) -> object:
-    return p.graph.reshape(p.whole("output")).set_dim(p.dim_of("input"))
 
 
 def _padded(p: Pullback) -> object:
@@ -150,7 +142,7 @@ TABLE = (
         "The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's\n"
         "strides are input's times the steps, unless set: a view of the same layout.",
         inputs=(Port("input", moved=True),),
-        infer=_sliced,
+        infer=lambda shapes, attributes, _: {"output": tuple(map(len, _ranges(shapes["input"], attributes)))},
         strides=_sliced_strides,
         frozen=_sliced_frozen,
         reference=lambda t, x, a: {"output": x["input"][tuple(slice(*s) for s in a["slices"])]},
@@ -168,7 +160,7 @@ TABLE = (
         frozen=with_dim,
         reference=lambda t, x, a: {"output": x["input"].reshape(a["dim"])},
         attributes=(Attribute("reshape_mode", (reshape_mode,), reshape_mode.LOGICAL),),
-        vjp={"input": _shaped_back},
+        vjp={"input": lambda p: p.graph.reshape(p.whole("output")).set_dim(p.dim_of("input"))},
     ),
     Op(
         "expand",

@@ -13,65 +13,41 @@ from graphfuse.ops.attention import (
     gradients,
     kept,
     shapes_backward,
-    shapes_forward,
     softmaxed,
     statistics,
 )
 from graphfuse.ops.attention_options import (
-    CHOICE,
+    BACKWARD,
     DROPPED,
-    FLAG,
+    FORWARD,
+    GENERATE_STATS,
     GIVEN,
     HOW,
-    HOW_BACKWARD,
-    LENGTH,
     MASKS,
+    NAMES,
     PADDED,
     PAGES,
     SINK,
     STATS,
     TUPLES,
-    absent,
-    asked,
+    attended,
     backward,
     forward,
-    makes_stats,
+    frozen_backward,
+    frozen_forward,
     sequences,
 )
+from graphfuse.ops.dequantization import dequantized
 from graphfuse.ops.op import Attribute, Attributes, Port, Shape
 from graphfuse.ops.pullback import NoRule
 from graphfuse.ops.scores import PAGED, scored
+from graphfuse.ops.shapes import check_scalars, of_blocks
 
 BLOCK = 32
 """Elements that a scale is of."""
 
 _NARROW = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 _ONE = (1, 1, 1, 1)
-
-_NAMES = {
-    "sliding_window": "sliding_window_length",
-    "left_bound": "diagonal_band_left_bound",
-    "right_bound": "diagonal_band_right_bound",
-}
-"""Attributes that cuDNN has other names for than of sdpa's."""
-
-_FULL = {
-    **{a.name: a.default for a in MASKS},
-    **dict.fromkeys(("is_inference", "generate_stats", "paged_attention_max_seq_len_kv")),
-}
-
-
-def _full(attributes: Attributes) -> Attributes:
-    """Attributes as sdpa's."""
-    return _FULL | {_NAMES.get(name, name): value for name, value in attributes.items()}
-
-
-def _scaled(ports: tuple[str, ...], shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes of the largest magnitudes. GraphValidationError for scales of more than one element."""
-    for port in ports:
-        if any(e != 1 for e in shapes[port]):
-            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}")
-    return {}
 
 
 def _largest(t, values):
@@ -109,13 +85,8 @@ _BACKWARD_SCALES = (
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    _scaled(_FORWARD_SCALES, shapes)
-    return {**shapes_forward(shapes, _full(attributes), wanted), "Amax_S": _ONE, "Amax_O": _ONE}
-
-
-def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    full = _full(attributes)
-    return {**asked(full), "generate_stats": makes_stats(full)}
+    check_scalars(shapes, _FORWARD_SCALES)
+    return {**attended(shapes, attributes, wanted), "Amax_S": _ONE, "Amax_O": _ONE}
 
 
 def _fp8(t, x, a) -> dict[str, object]:
@@ -128,13 +99,9 @@ def _fp8(t, x, a) -> dict[str, object]:
 
 
 def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    _scaled(_BACKWARD_SCALES, shapes)
-    made = shapes_backward(shapes, _full(attributes), wanted)
+    check_scalars(shapes, _BACKWARD_SCALES)
+    made = shapes_backward(shapes, attributes, wanted)
     return {**made, **dict.fromkeys((f"amax_{port}" for port in (*_GRADIENTS, "dP")), _ONE)}
-
-
-def _frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    return asked(_full(attributes))
 
 
 def _fp8_backward(t, x, a) -> dict[str, object]:
@@ -159,7 +126,7 @@ _AXES_BACKWARD = {
 def _check_blocks(axes: Mapping[str, int], shapes: Mapping[str, Shape]) -> None:
     for port, axis in axes.items():
         of = shapes[port.removeprefix("descale_")]
-        exact = tuple(-(-e // BLOCK) if a == axis else e for a, e in enumerate(of))
+        exact = of_blocks(of, axis, BLOCK)
         accepted = [list(exact)]
         if len(of) == 4:
             accepted.append(list(reordering.whole_tiles(exact, axis)))
@@ -171,7 +138,7 @@ def _check_blocks(axes: Mapping[str, int], shapes: Mapping[str, Shape]) -> None:
 
 
 def _shapes_blocks(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict[str, Shape]:
-    made = shapes_forward(shapes, _full(attributes), wanted)
+    made = attended(shapes, attributes, wanted)
     _check_blocks(_AXES, shapes)
     return {**made, "Amax_O": _ONE}
 
@@ -180,7 +147,7 @@ def _shapes_blocks_backward(shapes: Mapping[str, Shape], attributes: Attributes,
     for port, of in (("q_T", "q"), ("k_T", "k")):
         if shapes[port] != shapes[of]:
             raise GraphValidationError(f"{port} must be {list(shapes[of])}, as {of}, got {list(shapes[port])}")
-    made = shapes_backward(shapes, _full(attributes), wanted, "o_f16")
+    made = shapes_backward(shapes, attributes, wanted, "o_f16")
     _check_blocks(_AXES_BACKWARD, shapes)
     return {**made, **dict.fromkeys((f"amax_{port}" for port in _GRADIENTS), _ONE)}
 
@@ -194,10 +161,7 @@ def _dequantized(x, axes: Mapping[str, int]) -> dict[str, object]:
     made = dict(x)
     for port, axis in axes.items():
         of = port.removeprefix("descale_")
-        scale = x[port].repeat_interleave(BLOCK, axis)
-        for along, extent in enumerate(x[of].shape):  # beyond are scales that fill a tile
-            scale = scale.narrow(along, 0, extent)
-        made[of] = x[of] * scale
+        made[of] = dequantized(x[of], x[port], [BLOCK if a == axis else 1 for a in range(x[of].dim())])
     return made
 
 
@@ -221,16 +185,16 @@ _narrow = partial(sequences, types=_NARROW, declared=True)
 _amax = partial(Port, dtype=data_type.FLOAT)
 _scales = partial(Port, types=(data_type.FP8_E8M0,), declared=True)
 
-_BACK = {name: other for other, name in _NAMES.items()}
-_BANDS = {"use_causal_mask", "use_causal_mask_bottom_right", "diagonal_alignment", *_BACK, "use_padding_mask"}
+_BACK = {name: other for other, name in NAMES.items()}
 
 
-def _renamed(*left_out: str) -> tuple[Attribute, ...]:
-    return tuple(replace(a, name=_BACK.get(a.name, a.name)) for a in MASKS if a.name not in left_out)
+def _renamed(attributes: tuple[Attribute, ...], *left_out: str) -> tuple[Attribute, ...]:
+    return tuple(replace(a, name=_BACK.get(a.name, a.name)) for a in attributes if a.name not in left_out)
 
 
-_BACKWARD_MASKS = _renamed("sliding_window_length", "use_alibi_mask")
-_BLOCK_MASKS = tuple(a for a in MASKS if a.name in _BANDS and a.name != "sliding_window_length")
+_BACKWARD = _renamed(BACKWARD, "sliding_window_length", "use_alibi_mask")
+_NOT_OF_BLOCKS = ("sliding_window_length", "use_alibi_mask", "dropout_probability")
+_BLOCK_MASKS = tuple(a for a in MASKS if a.name not in _NOT_OF_BLOCKS)
 _BY_NODES = "bias, a mask or sink_token where one says it, else sdpa of dequantized q, k and v, with score_mod"
 _BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
 _PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
@@ -264,17 +228,8 @@ TABLE = (
         ),
         tuples=TUPLES,
         infer=_shapes,
-        absent=absent,
-        frozen=_frozen,
         reference=_fp8,
-        attributes=(
-            Attribute("is_inference", **CHOICE),
-            Attribute("generate_stats", **CHOICE),
-            *_renamed(),
-            Attribute("paged_attention_max_seq_len_kv", **LENGTH),
-            Attribute("stats_use_log2", **FLAG),
-            *HOW,
-        ),
+        attributes=_renamed(FORWARD),
         order="give what stands behind scale_o by name",
         not_offered={"fn": (None, _BY_NODES), "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
@@ -302,9 +257,8 @@ TABLE = (
             Port("dSink_token", given=True),
         ),
         infer=_shapes_backward,
-        frozen=_frozen_backward,
         reference=_fp8_backward,
-        attributes=(*_BACKWARD_MASKS, *HOW_BACKWARD),
+        attributes=_BACKWARD,
         order="give what stands behind scale_dP by name",
     ),
     forward(
@@ -328,14 +282,9 @@ TABLE = (
             _amax("Amax_O"),
         ),
         infer=_shapes_blocks,
-        absent=lambda attributes, inputs: absent(_full(attributes), inputs),
-        frozen=partial(_frozen_blocks, _frozen, _AXES),
+        frozen=partial(_frozen_blocks, frozen_forward, _AXES),
         reference=_mxfp8,
-        attributes=(
-            Attribute("generate_stats", **CHOICE),
-            *_BLOCK_MASKS,
-            *HOW,
-        ),
+        attributes=(GENERATE_STATS, *_BLOCK_MASKS, *HOW),
         order="give what stands behind descale_v by name",
         not_offered={
             **dict.fromkeys((*PAGED.values(), "paged_attention_max_seq_len_kv"), _PAGES),
@@ -372,9 +321,9 @@ TABLE = (
             Port("dSink_token", given=True),
         ),
         infer=_shapes_blocks_backward,
-        frozen=partial(_frozen_blocks, _frozen_backward, _AXES_BACKWARD),
+        frozen=partial(_frozen_blocks, frozen_backward, _AXES_BACKWARD),
         reference=_mxfp8_backward,
-        attributes=(*_BACKWARD_MASKS, *HOW_BACKWARD),
+        attributes=_BACKWARD,
         order="give what stands behind descale_dO_T by name",
     ),
 )

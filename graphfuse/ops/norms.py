@@ -125,11 +125,7 @@ def gradients(
     }
 
 
-def _has_dbias(p: Pullback) -> bool:
-    return "bias" in p.asked and "scale" in p
-
-
-_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=_has_dbias)
+_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=lambda p: "bias" in p.asked and "scale" in p)
 OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
 AGAIN = {"Y": _again}
 TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}
@@ -138,21 +134,32 @@ EPSILON, WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
 MOMENTS = frozenset({"mean", "inv_variance"})
 PHASE = Attribute("norm_forward_phase", (norm_forward_phase,), norm_forward_phase.NOT_SET, required=True)
 
-FORWARD = (
-    Port("Y"),
-    Port("mean", optional=True, label="MEAN"),
-    Port("inv_variance", optional=True, label="INV_VARIANCE"),
+forward = functools.partial(
+    Op,
+    outputs=(
+        Port("Y"),
+        Port("mean", optional=True, label="MEAN"),
+        Port("inv_variance", optional=True, label="INV_VARIANCE"),
+    ),
+    attributes=(PHASE,),
+    absent=shapes.norm_absent,
+    order=shapes.LAYERNORM_ORDER,
+    again=AGAIN,
+    training=TRAINING,
 )
-GRADIENTS = (
-    Port("DX"),
-    Port("DScale", label="DSCALE", over_rows=True),
-    Port("DBias", label="DBIAS", over_rows=True),
+backward = functools.partial(
+    Op,
+    inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
+    outputs=(
+        Port("DX"),
+        Port("DScale", label="DSCALE", over_rows=True),
+        Port("DBias", label="DBIAS", over_rows=True),
+    ),
+    vjp=NO_SECOND,
 )
-
-_norm = functools.partial(Op, attributes=(PHASE,), again=AGAIN, training=TRAINING)
 
 TABLE = (
-    _norm(
+    forward(
         "rmsnorm",
         "RMS normalization: Y = input * inv_variance * scale (+ bias) with\n"
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
@@ -165,11 +172,10 @@ TABLE = (
         outputs=(Port("Y"), Port("inv_variance", optional=True, label="INV_VARIANCE")),
         infer=shapes.rmsnorm,
         expansion=Expansion(_rmsnorm, _of_scale, EPSILON, WEIGHTS),
-        absent=shapes.rmsnorm_absent,
         order=shapes.RMSNORM_ORDER,
         vjp=_OF_RMSNORM,
     ),
-    _norm(
+    forward(
         "layernorm",
         "Layer normalization: (input - mean) * inv_variance * scale + bias, over the axes along which scale\n"
         "varies, those of rmsnorm without a scale; mean is that of input, inv_variance is\n"
@@ -177,14 +183,11 @@ TABLE = (
         "out, then 1 and 0. norm_forward_phase must be given. Returns [Y, mean, inv_variance], the last two None\n"
         "in INFERENCE.",
         inputs=(Port("input"), Port("scale", optional=True), Port("bias", optional=True), Port("epsilon")),
-        outputs=FORWARD,
         infer=shapes.layernorm,
         expansion=Expansion(layernorm, _of_scale, EPSILON, WEIGHTS),
-        absent=shapes.layernorm_absent,
-        order=shapes.LAYERNORM_ORDER,
         vjp=OF_LAYERNORM,
     ),
-    Op(
+    backward(
         "rmsnorm_backward",
         "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
         "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
@@ -201,10 +204,9 @@ TABLE = (
         infer=shapes.rmsnorm_backward,
         expansion=Expansion(_rmsnorm_backward, _of_scale, of_columns=WEIGHTS, of_rows=frozenset({"inv_variance"})),
         attributes=(Attribute("has_dbias", (bool,), required=True),),
-        absent=shapes.rmsnorm_backward_absent,
-        vjp=NO_SECOND,
+        absent=shapes.norm_backward_absent,
     ),
-    Op(
+    backward(
         "layernorm_backward",
         "Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
         "n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:\n"
@@ -219,32 +221,25 @@ TABLE = (
         ),
         infer=shapes.layernorm_backward,
         expansion=Expansion(layernorm_backward, _of_scale, of_columns=WEIGHTS, of_rows=MOMENTS),
-        absent=shapes.layernorm_backward_absent,
-        vjp=NO_SECOND,
+        absent=shapes.norm_backward_absent,
     ),
-    _norm(
+    forward(
         "adalayernorm",
         "Layer normalization with a scale and a bias of each sample (adaptive layer norm: Peebles and Xie 2023):\n"
         "layernorm over the axes along which scale varies, but the first, along which samples are, so that scale\n"
         "has input's extent. bias has scale's shape and may be left out, then 0. norm_forward_phase must be given.\n"
         "Returns [Y, mean, inv_variance], the last two None in INFERENCE.",
         inputs=(Port("input"), Port("scale"), Port("bias", optional=True), Port("epsilon")),
-        outputs=FORWARD,
         infer=shapes.adalayernorm,
         expansion=Expansion(layernorm, _of_samples, EPSILON),
-        absent=shapes.layernorm_absent,
-        order=shapes.LAYERNORM_ORDER,
         vjp=gradients("adalayernorm_backward", "mean", "inv_variance", sums=False),
     ),
-    Op(
+    backward(
         "adalayernorm_backward",
         "Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of\n"
         "scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several\n"
         "they make DX. Returns [DX, DScale, DBias].",
-        inputs=(Port("grad"), Port("input"), Port("scale"), Port("mean"), Port("inv_variance")),
-        outputs=GRADIENTS,
         infer=shapes.adalayernorm_backward,
         expansion=Expansion(layernorm_backward, _of_samples, of_rows=MOMENTS),
-        vjp=NO_SECOND,
     ),
 )

@@ -47,33 +47,14 @@ def _reciprocal_of_b(p: pullback.Pullback) -> object:
     return pullback.reciprocal(p, p["b"])
 
 
-_OF_DIVISION = {
-    "a": lambda p: _over_b(p, p.grad),
-    "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
-}
-_OF_SELECTION = {
-    "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
-    "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
-    "mask": JUMPS,
-}
-
-
 def _cubed(p: pullback.Pullback, port: str) -> object:
     return p.graph.mul(p[port], p.graph.mul(p[port], p[port]))
-
-
-def _slope_of_sigmoid(p: pullback.Pullback) -> object:
-    return p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])
 
 
 def _opened(p: pullback.Pullback) -> object:
     """The sigmoid that swish multiplies its input by."""
     beta = _beta(p)
     return p.graph.sigmoid(p["input"] if beta == 1.0 else p.graph.mul(p["input"], beta))
-
-
-def _swish_again(p: pullback.Pullback) -> object:
-    return p.graph.mul(p["input"], p.once(_opened))
 
 
 def _slope_of_swish(p: pullback.Pullback) -> object:
@@ -170,6 +151,7 @@ def _slope_of_erf(p: pullback.Pullback) -> object:
     return p.graph.mul(p.graph.exp(p.graph.neg(p.graph.mul(p["input"], p["input"]))), _TWO_BY_ROOT_PI)
 
 
+_CLIPS = (_number("negative_slope", 0.0), _number("lower_clip", 0.0), _number("upper_clip", float("inf")))
 _TWO_BY_ROOT_PI = 1.1283791670955126
 
 _GELU_TANH_FORM = "1.5957691216057308f * ({input} + 0.044715f * {input} * {input} * {input})"
@@ -225,7 +207,10 @@ TABLE = (
         "a b",
         "({a} / {b})",
         lambda t, a, b: a / b,
-        vjp=_OF_DIVISION,
+        vjp={
+            "a": lambda p: _over_b(p, p.grad),
+            "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
+        },
         again=lambda p: _over_b(p, p["a"]),
         aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
     ),
@@ -244,7 +229,8 @@ TABLE = (
         "What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0.",
         "input0 input1",
         "fmodf({input0}, {input1})",
-        references.remainder,
+        # In vectors it is NaN where a is too many times b.
+        lambda t, a, b: references.element_by_element(t, t.fmod, a, b),
         vjp={"input0": passed, "input1": lambda p: p.graph.neg(p.graph.mul(p.grad, _whole(p)))},
         aten=("fmod.Tensor self:input0 other:input1", "fmod.Scalar self:input0 other:input1"),
     ),
@@ -253,7 +239,8 @@ TABLE = (
         "input0 to the power of input1; below 0 NaN but for whole powers.",
         "input0 input1",
         "powf({input0}, {input1})",
-        references.power,
+        # In vectors it has other last bits.
+        lambda t, a, b: references.element_by_element(t, t.pow, a, b),
         note="relative error below 5e-7",
         vjp={"input0": _of_base, "input1": _of_exponent},
         aten=(
@@ -335,7 +322,8 @@ TABLE = (
         "2^input.",
         "exp2f({input})",
         lambda p: p.graph.mul(p.grad, p.graph.mul(p["output"], math.log(2))),
-        reference=references.exp2,
+        # In vectors it has other last bits.
+        reference=lambda t, x: references.element_by_element(t, t.exp2, x),
     ),
     _function(
         "log2",
@@ -406,9 +394,7 @@ TABLE = (
         lambda t, x, slope, low, high: t.where(
             x > low, x.clamp(max=high), low + slope * (x - low) if slope else x.clamp(min=low) + 0.0
         ),
-        _number("negative_slope", 0.0),
-        _number("lower_clip", 0.0),
-        _number("upper_clip", float("inf")),
+        *_CLIPS,
         vjp={"input": by_op("relu_backward")},
         aten=("relu.default self:input", "leaky_relu.default self:input negative_slope:negative_slope"),
     ),
@@ -416,7 +402,7 @@ TABLE = (
         "sigmoid",
         "1 / (1 + exp(-input)).",
         "gf::sigmoid({input})",
-        by_output("sigmoid_backward", _slope_of_sigmoid),
+        by_output("sigmoid_backward", lambda p: p.graph.mul(p.graph.sub(1.0, p["output"]), p["output"])),
         reference=references.sigmoid,
         note=_SIGMOID_NOTE,
     ),
@@ -436,7 +422,7 @@ TABLE = (
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
         vjp={"input": by_output("swish_backward", _slope_of_swish)},
-        again=_swish_again,
+        again=lambda p: p.graph.mul(p["input"], p.once(_opened)),
         aten=("silu.default self:input",),
     ),
     _pointwise(
@@ -487,9 +473,7 @@ TABLE = (
         "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
         "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
         references.relu_backward,
-        _number("negative_slope", 0.0),
-        _number("lower_clip", 0.0),
-        _number("upper_clip", float("inf")),
+        *_CLIPS,
         again=JUMPS,
     ),
     _slope(
@@ -596,7 +580,11 @@ TABLE = (
         cost=Cost.ARITHMETIC,
         integers=True,
         chooses="input0 input1",
-        vjp=_OF_SELECTION,
+        vjp={
+            "input0": lambda p: p.graph.binary_select(p.grad, 0.0, p["mask"]),
+            "input1": lambda p: p.graph.binary_select(0.0, p.grad, p["mask"]),
+            "mask": JUMPS,
+        },
         aten=(
             "where.self condition:mask self:input0 other:input1",
             "where.ScalarOther condition:mask self:input0 other:input1",

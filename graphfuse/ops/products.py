@@ -50,19 +50,10 @@ def _halves(values):
     return (values & 0xFFFF).double(), (values >> 16).double()
 
 
-def _matmul(t, x, a) -> dict[str, object]:
-    return {"C": multiplied(t, x["A"], x["B"])}
-
-
 def _transposed(p: Pullback, port: str) -> object:
     *batch, rows, columns = range(len(p.dim_of(port)))
     return p.graph.transpose(p[port], permutation=(*batch, columns, rows))
 
-
-_OF_MATMUL = {
-    "A": lambda p: p.graph.matmul(p.whole("C"), _transposed(p, "B")),
-    "B": lambda p: p.graph.matmul(_transposed(p, "A"), p.whole("C")),
-}
 
 TABLE = (
     Op(
@@ -77,9 +68,12 @@ TABLE = (
         outputs=(Port("C"),),
         infer=_matmul_shapes,
         strides=layouts.row_major,
-        reference=_matmul,
+        reference=lambda t, x, a: {"C": multiplied(t, x["A"], x["B"])},
         not_offered={"padding": (0.0, "0.0: A and B are multiplied whole, and have nothing to be filled")},
-        vjp=_OF_MATMUL,
+        vjp={
+            "A": lambda p: p.graph.matmul(p.whole("C"), _transposed(p, "B")),
+            "B": lambda p: p.graph.matmul(_transposed(p, "A"), p.whole("C")),
+        },
         integers=True,
         recomputed=False,
     ),

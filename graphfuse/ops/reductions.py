@@ -36,10 +36,6 @@ def _min(e: RowArithmetic, x: object) -> object:
     return e.op("neg", input=e.reduce(Join.MAX, e.op("neg", input=x)))
 
 
-def _norm2(e: RowArithmetic, x: object) -> object:
-    return e.op("sqrt", input=e.reduce(Join.SUM, e.op("mul", a=x, b=x)))
-
-
 def _but_zeros(e: RowArithmetic, x: object) -> object:
     return e.product(e.op("binary_select", input0=1.0, input1=x, mask=e.op("cmp_eq", input=x, comparison=0.0)))
 
@@ -91,6 +87,8 @@ REDUCTIONS = {
     reduction_mode.NORM1: Reduction(
         0.0, lambda e, x: e.reduce(Join.SUM, _magnitudes(e, x)), vjp=lambda p: p.graph.mul(p.grad, sign(p, p["input"]))
     ),
-    reduction_mode.NORM2: Reduction(0.0, _norm2, vjp=_of_length),
+    reduction_mode.NORM2: Reduction(
+        0.0, lambda e, x: e.op("sqrt", input=e.reduce(Join.SUM, e.op("mul", a=x, b=x))), vjp=_of_length
+    ),
     reduction_mode.MUL_NO_ZEROS: Reduction(1.0, _but_zeros, in_rows=False, vjp=_of_but_zeros),
 }

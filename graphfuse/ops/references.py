@@ -65,19 +65,7 @@ def smaller(t, a, b):
     return t.where((a == 0) & (b == 0), -(-a - b), t.minimum(a, b))
 
 
-def power(t, a, b):
-    return _element_by_element(t, t.pow, a, b)  # in vectors it has other last bits
-
-
-def remainder(t, a, b):
-    return _element_by_element(t, t.fmod, a, b)  # in vectors it is NaN where a is too many times b
-
-
-def exp2(t, x):
-    return _element_by_element(t, t.exp2, x)  # in vectors it has other last bits
-
-
-def _element_by_element(t, function, *operands):
+def element_by_element(t, function, *operands):
     # As C's own function computes it: on the CPU torch makes no vectors of every second element.
     return function(*(t.stack((one, one), -1)[..., 0] for one in t.broadcast_tensors(*operands)))
 

@@ -1,12 +1,12 @@
 """Rotary position embedding, and what stands around it: rows by number, pairs of columns, tensors joined to one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
 from graphfuse.ops.moves import said, with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback, Rule
+from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback
 
 
 def _gathered(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -118,39 +118,21 @@ def _rotate_pairs(t, x, a) -> dict[str, object]:
     return {"output": t.cat((turned, rest), dim=-1)}
 
 
-def _of_heads(port: str, made: str) -> Callable[[Mapping[str, Shape], Attributes, object], dict[str, Shape]]:
-    """The shape rule of cuDNN's rotation, of the port that is rotated."""
-
-    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
-        x, freqs, columns = shapes[port], shapes["freqs"], attributes["rope_dim"]
-        if len(x) != 4:
-            raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
-        if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
-            raise GraphValidationError(
-                f"rope_dim is {columns}; accepted: an even number up to {x[-1]}, the columns of {port}, or 0 for all "
-                f"of them, if they are even"
-            )
-        columns = columns or x[-1]
-        if len(freqs) != 4 or freqs[0] < x[2] or freqs[1:3] != (1, 1) or freqs[3] not in (columns, columns // 2):
-            raise GraphValidationError(
-                f"freqs must have dim [{x[2]} or more, 1, 1, {columns}], or half as many columns, of {port} {list(x)}, "
-                f"got {list(freqs)}"
-            )
-        return {made: x}
-
-    return infer
-
-
-def _rotate_heads(port: str, made: str, inverse: bool) -> Callable[..., dict[str, object]]:
-    def reference(t, x, a) -> dict[str, object]:
-        values, columns = x[port], a["rope_dim"]
-        angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
-        how = {"interleaved": False, "inverse": inverse}
-        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
-        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
-        return {made: t.cat((rest, turned), dim=-1) * a["output_scale"]}
-
-    return reference
+def _check_heads(port: str, x: Shape, freqs: Shape, columns: int) -> None:
+    """GraphValidationError for shapes that cuDNN's rotation does not take. port: what is rotated. columns: how many."""
+    if len(x) != 4:
+        raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
+    if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
+        raise GraphValidationError(
+            f"rope_dim is {columns}; accepted: an even number up to {x[-1]}, the columns of {port}, or 0 for all "
+            f"of them, if they are even"
+        )
+    columns = columns or x[-1]
+    if len(freqs) != 4 or freqs[0] < x[2] or freqs[1:3] != (1, 1) or freqs[3] not in (columns, columns // 2):
+        raise GraphValidationError(
+            f"freqs must have dim [{x[2]} or more, 1, 1, {columns}], or half as many columns, of {port} {list(x)}, "
+            f"got {list(freqs)}"
+        )
 
 
 def _turned(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -166,10 +148,6 @@ def _turn_pairs(t, x, a) -> dict[str, object]:
         return {"output": t.stack((-values[..., 1::2], values[..., ::2]), dim=-1).flatten(-2)}
     one, two = values.chunk(2, dim=-1)
     return {"output": t.cat((-two, one), dim=-1)}
-
-
-def _turned_back(p: Pullback) -> object:
-    return p.graph.neg(p.graph.turn_pairs(p.whole("output"), **p.attributes))
 
 
 def _joined(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -202,17 +180,13 @@ def _rotated_back(p: Pullback) -> object:
     return p.graph.rotate_pairs(p.whole("output"), p["cos"], p["sin"], **how)
 
 
-def _part(first: bool) -> Rule:
+def _part(p: Pullback, first: bool) -> object:
     """The gradient of one of two joined tensors."""
-
-    def rule(p: Pullback) -> object:
-        a, made = p.dim_of("a"), p.dim_of("output")
-        axis = p.attributes["axis"] % len(made)
-        part = slice(0, a[axis]) if first else slice(a[axis], made[axis])
-        slices = tuple(part if k == axis else slice(0, extent) for k, extent in enumerate(made))
-        return p.graph.slice(p.whole("output"), slices=slices)
-
-    return rule
+    a, made = p.dim_of("a"), p.dim_of("output")
+    axis = p.attributes["axis"] % len(made)
+    part = slice(0, a[axis]) if first else slice(a[axis], made[axis])
+    slices = tuple(part if k == axis else slice(0, extent) for k, extent in enumerate(made))
+    return p.graph.slice(p.whole("output"), slices=slices)
 
 
 _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
@@ -221,8 +195,20 @@ _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
 def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool = False) -> Op:
     """cuDNN's rotation of the port `given`. other: the op that rotates back, which draws the gradient."""
 
+    def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
+        _check_heads(given, shapes[given], shapes["freqs"], attributes["rope_dim"])
+        return {made.name: shapes[given]}
+
     def frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs: object) -> Attributes:
         return {**attributes, "rope_dim": attributes["rope_dim"] or inputs[given][-1]}
+
+    def reference(t, x, a) -> dict[str, object]:
+        values, columns = x[given], a["rope_dim"]
+        angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
+        how = {"interleaved": False, "inverse": inverse}
+        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
+        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
+        return {made.name: t.cat((rest, turned), dim=-1) * a["output_scale"]}
 
     def back(p: Pullback) -> object:
         return getattr(p.graph, other)(p.whole(made.name), p["freqs"], **p.attributes)
@@ -232,9 +218,9 @@ def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool
         doc,
         inputs=(Port(given), Port("freqs")),
         outputs=(made,),
-        infer=_of_heads(given, made.name),
+        infer=infer,
         frozen=frozen,
-        reference=_rotate_heads(given, made.name, inverse),
+        reference=reference,
         attributes=(Attribute("output_scale", (float, int), 1.0), Attribute("rope_dim", (int,), 0)),
         vjp={given: back, "freqs": _ANGLES},
     )
@@ -318,7 +304,7 @@ TABLE = (
         infer=_turned,
         reference=_turn_pairs,
         attributes=(Attribute("interleaved", (bool,), False),),
-        vjp={"input": _turned_back},
+        vjp={"input": lambda p: p.graph.neg(p.graph.turn_pairs(p.whole("output"), **p.attributes))},
     ),
     Op(
         "join",
@@ -328,6 +314,6 @@ TABLE = (
         frozen=lambda attributes, inputs, outputs: {**attributes, "axis": attributes["axis"] % len(inputs["a"])},
         reference=lambda t, x, a: {"output": t.cat((x["a"], x["b"]), dim=a["axis"])},
         attributes=(Attribute("axis", (int,), required=True),),
-        vjp={"a": _part(True), "b": _part(False)},
+        vjp={"a": lambda p: _part(p, first=True), "b": lambda p: _part(p, first=False)},
     ),
 )

@@ -148,12 +148,10 @@ def scored(t, x, a) -> Scores:
         scores = scores + _slopes(t, q) * (columns - rows[:, None])
     for mask in shown.all:
         scores = scores.masked_fill(~mask, -float("inf"))
-    return Scores(q, k, v, scores, _kept(t, x, a, scores), shown.rows, _sink(t, x, shown.rows))
-
-
-def _sink(t, x, inside):
     sink = x.get("sink_token")
-    return sink if sink is None or inside is None else t.where(inside, sink, -float("inf"))
+    if sink is not None and shown.rows is not None:
+        sink = t.where(shown.rows, sink, -float("inf"))
+    return Scores(q, k, v, scores, _kept(t, x, a, scores), shown.rows, sink)
 
 
 def _slopes(t, q):

@@ -1,6 +1,6 @@
 """Shape rules: the shapes of an op's outputs, which outputs are absent, and the types that they are stored as."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from graphfuse.base import reordering
@@ -24,6 +24,11 @@ def broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
             )
         out.append(sizes.pop() if sizes else 1)
     return {"output": tuple(out)}
+
+
+def along_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
+    """The axis of rows that run along the last of input."""
+    return (len(shapes["input"]) - 1,)
 
 
 def aligned(shape: Shape, rank: int) -> Shape:
@@ -61,6 +66,13 @@ def with_elements(x: Shape, axes: tuple[int, ...]) -> tuple[int, ...]:
     return axes
 
 
+def check_scalars(shapes: Mapping[str, Shape], ports: Iterable[str], more: str = "") -> None:
+    """GraphValidationError for one of the ports with more elements than one."""
+    for port in ports:
+        if any(e != 1 for e in shapes.get(port, ())):
+            raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}{more}")
+
+
 RMSNORM_ORDER = "by position: input, scale, epsilon, bias, norm_forward_phase (cuDNN's order differs: give keywords)"
 LAYERNORM_ORDER = "by position: input, scale, bias, epsilon, norm_forward_phase (cuDNN's order differs: give keywords)"
 
@@ -79,8 +91,7 @@ def _norm(shapes: Mapping[str, Shape], attributes: Attributes, _, order: str) ->
 
 
 def _check_forward(shapes: Mapping[str, Shape], attributes: Attributes, order: str) -> None:
-    if any(e != 1 for e in shapes["epsilon"]):
-        raise GraphValidationError(f"epsilon must have one element, got shape {list(shapes['epsilon'])}; {order}")
+    check_scalars(shapes, ("epsilon",), f"; {order}")
     check_phase(attributes)
 
 
@@ -98,14 +109,9 @@ def one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
     return tuple(1 if axis in axes else e for axis, e in enumerate(x))
 
 
-def rmsnorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+def norm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     training = attributes["norm_forward_phase"] is norm_forward_phase.TRAINING
-    return frozenset() if training else frozenset({"inv_variance"})
-
-
-def layernorm_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    absent = rmsnorm_absent(attributes, inputs)
-    return absent | {"mean"} if absent else absent
+    return frozenset() if training else frozenset({"mean", "inv_variance"})
 
 
 def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -130,19 +136,15 @@ def _gradients(shapes: Mapping[str, Shape], axes: tuple[int, ...], *statistics: 
     return {"DX": x} if scale is None else {"DX": x, "DScale": scale, "DBias": scale}
 
 
-def rmsnorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
+def norm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
     if "scale" not in inputs:
         return frozenset({"DScale", "DBias"})
-    return frozenset() if attributes["has_dbias"] else frozenset({"DBias"})
+    return frozenset() if attributes.get("has_dbias", True) else frozenset({"DBias"})
 
 
 def layernorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
     axes = _normalized_axes(shapes["input"], shapes.get("scale"))
     return _gradients(shapes, axes, "mean", "inv_variance")
-
-
-def layernorm_backward_absent(attributes: Attributes, inputs: frozenset[str]) -> frozenset[str]:
-    return frozenset() if "scale" in inputs else frozenset({"DScale", "DBias"})
 
 
 def adalayernorm(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -238,13 +240,14 @@ def quantized(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
         raise GraphValidationError(
             f"extent {x[axis]} of axis {axis} must be a multiple of block_size {block} (input {list(x)})"
         )
-    exact = _scales(x, axis, block)
+    exact = of_blocks(x, axis, block)
     whole = reordering.whole_tiles(exact, axis)
     return {"Y": x, "scale": whole if wanted.get("scale") == whole else exact}
 
 
-def _scales(x: Shape, axis: int, block: int) -> Shape:
-    return tuple(e // block if i == axis else e for i, e in enumerate(x))
+def of_blocks(x: Shape, axis: int, block: int) -> Shape:
+    """Extents of what each block along an axis has one of."""
+    return tuple(-(-e // block) if i == axis else e for i, e in enumerate(x))
 
 
 def quantized_stored(attributes: Attributes) -> dict[str, tuple[data_type, ...]]:
@@ -260,7 +263,7 @@ def quantized_frozen(attributes: Attributes, inputs: Mapping[str, Shape], output
         return declared if declared in accepted else accepted[0]  # who carries it on may declare any type
 
     axis = quantize_axis(inputs["input"], attributes)
-    exact = _scales(inputs["input"], axis, attributes["block_size"])
+    exact = of_blocks(inputs["input"], axis, attributes["block_size"])
     filled = {"scale_dim": outputs["scale"][0]} if "scale" in outputs and outputs["scale"][0] != exact else {}
     return {
         **attributes,

@@ -7,7 +7,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.ops import shapes
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic, Values
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
-from graphfuse.ops.pullback import NO_SECOND, Pullback
+from graphfuse.ops.pullback import NO_SECOND
 
 
 def _of_axis(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
@@ -50,10 +50,6 @@ def _log_softmax_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     return {"DX": e.op("sub", a=x["grad"], b=e.op("mul", a=e.op("exp", input=x["output"]), b=total))}
 
 
-def _of_logsumexp(p: Pullback) -> object:
-    return p.graph.mul(p.grad, p.graph.exp(p.graph.sub(p["input"], p["output"])))
-
-
 _AXIS = Attribute("axis", (int,), -1)
 
 _along_axis = partial(Op, frozen=shapes.axis_frozen, attributes=(_AXIS,))
@@ -86,7 +82,7 @@ TABLE = (
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=shapes.logsumexp,
         expansion=Expansion(_logsumexp, _of_axis),
-        vjp={"input": _of_logsumexp},
+        vjp={"input": lambda p: p.graph.mul(p.grad, p.graph.exp(p.graph.sub(p["input"], p["output"])))},
     ),
     _along_axis(
         "softmax_backward",

@@ -7,7 +7,7 @@ is not contracted, and neither are other products that are added.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Step, operands_of, renamed
 
 
 def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
@@ -22,9 +22,9 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple
             continue
         (_, a), (_, b) = step.operands
         for mean, other in ((a, b), (b, a)):
-            total = _total(steps, mean)
-            if total in one_a_row and readers[mean] == 1 and not isinstance(other, Chain):
-                _, (_, factor) = steps[mean.index].operands
+            total, factor = operands_of(steps, mean, "mul").values() or (None, None)
+            divides = total in one_a_row and isinstance(factor, Number)
+            if divides and readers[mean] == 1 and not isinstance(other, Chain):
                 del made[mean.index]
                 made[k] = Step("fma", (("a", total), ("b", factor), ("c", other)), (), step.rounded)
                 break
@@ -37,17 +37,5 @@ def factors(
 ) -> tuple[Operand, ...]:
     """The operands of a sum over rows; in place of a product its factors, which are multiplied as they are added."""
     (value, *others) = summed
-    step = steps[value.index] if isinstance(value, Chain) and not others else None
-    if step is None or step.op_name != "mul" or step.rounded is not None:
-        return summed
-    found = tuple(o for _, o in step.operands)
-    return found if all(isinstance(o, Chain | Load) and has_columns(o) for o in found) else summed
-
-
-def _total(steps: Sequence[AnyStep], mean: Operand) -> Operand | None:
-    """The sum that is divided by the number of columns for a mean."""
-    step = steps[mean.index] if isinstance(mean, Chain) else None
-    if step is None or step.op_name != "mul" or step.rounded is not None:
-        return None
-    (_, total), (_, factor) = step.operands
-    return total if isinstance(factor, Number) else None
+    found = () if others else tuple(operands_of(steps, value, "mul").values())
+    return found if found and all(isinstance(o, Chain | Load) and has_columns(o) for o in found) else summed

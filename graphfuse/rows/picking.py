@@ -8,7 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from graphfuse.ops import OPS
-from graphfuse.rows.steps import AnyStep, Chain, Column, Join, Load, Number, Operand, Pick, Reduce, Step, renamed
+from graphfuse.rows.steps import (
+    AnyStep,
+    Chain,
+    Column,
+    Join,
+    Load,
+    Number,
+    Operand,
+    Pick,
+    Reduce,
+    Step,
+    operands_of,
+    renamed,
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +92,8 @@ def _chosen(
 ) -> tuple[Operand, Operand] | tuple[None, None]:
     """The value of which a step sums one element, and the number of that one's column."""
     if isinstance(total, Reduce) and total.join is Join.SUM:
-        chosen = _made(steps, total.input, "binary_select")
-        compared = _made(steps, chosen["mask"], "cmp_eq") if chosen and known.zero(chosen["input1"]) else {}
+        chosen = operands_of(steps, total.input, "binary_select")
+        compared = operands_of(steps, chosen["mask"], "cmp_eq") if chosen and known.zero(chosen["input1"]) else {}
         for number, other in (("input", "comparison"), ("comparison", "input")):
             if compared and _numbers(steps, compared[number]) and not known.wide(compared[other]):
                 return chosen["input0"], compared[other]
@@ -89,10 +102,4 @@ def _chosen(
 
 def _numbers(steps: Sequence[AnyStep], o: Operand) -> bool:
     """True if a value is the number of its element's column."""
-    return o == Column() or _made(steps, o, "identity").get("input") == Column()
-
-
-def _made(steps: Sequence[AnyStep], o: Operand, op_name: str) -> dict[str, Operand]:
-    """The operands of the step that makes a value, if it is of this op and does not round; else none."""
-    step = steps[o.index] if isinstance(o, Chain) else None
-    return dict(step.operands) if step is not None and step.op_name == op_name and step.rounded is None else {}
+    return o == Column() or operands_of(steps, o, "identity").get("input") == Column()

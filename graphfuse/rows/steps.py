@@ -3,7 +3,7 @@
 ``rows.program`` has programs of steps, ``codegen.expressions`` prints them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphfuse.base.dtypes import data_type
@@ -116,6 +116,12 @@ class Pick:
 
 
 AnyStep = Step | Reduce | Pick
+
+
+def operands_of(steps: Sequence[AnyStep], o: Operand, op_name: str) -> dict[str, Operand]:
+    """The operands of the step that makes a value, if it is of this op and does not round; else none."""
+    step = steps[o.index] if isinstance(o, Chain) else None
+    return dict(step.operands) if step is not None and step.op_name == op_name and step.rounded is None else {}
 
 
 def renamed(step: AnyStep, moved: Mapping[Operand, Operand]) -> AnyStep:

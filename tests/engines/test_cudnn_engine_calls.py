@@ -59,7 +59,7 @@ class Planned:
 def test_the_plan_that_planning_built_is_the_one_that_is_prepared(library, monkeypatch):
     made = []
 
-    def planned(cudnn, nodes, handle, exact):
+    def planned(cudnn, nodes, handle):
         tensors = [nodes.graph.tensors[t] for t in (*nodes.inputs, *nodes.outputs)]
         made.append(Planned([t.uid for t in tensors]))
         return Translation(made[-1], {t.id: t.uid for t in tensors}, {}, {})

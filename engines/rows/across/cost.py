@@ -6,24 +6,17 @@ from graphfuse.base.device import Device
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.limits import WARP
+from graphfuse.engines.rows.persistent.cost import BYTES, CTA, ISSUED, LATENCY, instructions, longest
 from graphfuse.engines.rows.schedule import PROPOSED
-from graphfuse.ops import Cost
-from graphfuse.rows.program import cost_of
 
-# Nanoseconds, and an SM's work in one. No search fitted them: those that `persistent` has, too, are that model's, the
-# others estimates. What the three sizes of docs/records/rmsnorm-channels-nvidia-h200.json took is within 7 % of them.
-_BYTES = 31.6  # bytes that memory moves for an SM in one
-_ISSUED = 7.0  # warp instructions that an SM issues in one
-_LATENCY = 750.0  # of a memory read
+# Nanoseconds. No search fitted them: beside those of the model of `persistent` they are estimates. What the three sizes
+# of docs/records/rmsnorm-channels-nvidia-h200.json took is within 7 % of them.
 _MEETINGS = 2  # barriers of a reduction, for groups that share a row
 _MEETING, _WARP = 120.0, 8.0  # of a barrier, and for each warp of a CTA
 _ELEMENT = 2.0  # latency of each element of a thread
-_CTA = 58.0  # to start one
 _START = 2000.0  # of a launch
-_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # instructions per element: of a cheap step, of a function, of an operand
 _LAST = 0.5  # part of the time in which nothing runs on some SMs in the last round, which is lost
 _RUN, _SHORT = 256, 0.1  # contiguous bytes that memory moves best, and the loss for each halving
-_SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
 
 # Threads of an SM that keep its memory busy, of a CTA, and side by side along rows.
 _LEAST_THREADS, _LEAST_CTA, _LEAST_ACROSS = 384, 96, 16
@@ -53,8 +46,7 @@ def cost(split: AcrossSplit, device: Device) -> Callable[[AcrossKnobs], float]:
     """
     facts, program = split.facts, split.facts.program
     written = sum(view.dtype.bits / 8 for view in program.written_whole)
-    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
-    each += _OPERAND * (len(program.inputs) + len(program.stores))
+    each = instructions(program)
 
     def nanoseconds(knobs: AcrossKnobs) -> float:
         plan, passes, rows = split.plan(knobs), split.passes(knobs), knobs.threads_across * split.piece
@@ -65,13 +57,12 @@ def cost(split: AcrossSplit, device: Device) -> Callable[[AcrossKnobs], float]:
         read = sum(plan.read_bytes(phase, True) for phase in plan.phases)
         run = min((view.dtype.nbytes(rows) for view in program.read_whole), default=_RUN)
         halvings = max(0, (_RUN // max(run, 1)).bit_length() - 1)
-        moved = per_sm * rows * facts.columns * (read + written) * (1 + _SHORT * halvings) / _BYTES
+        moved = per_sm * rows * facts.columns * (read + written) * (1 + _SHORT * halvings) / BYTES
         taken = split.steps(knobs) * passes * split.chunk * split.piece  # of a thread
         phases = 1 if split.resident(knobs) else len(plan.phases)
-        busy = per_sm * knobs.threads / WARP * each * taken * phases / _ISSUED
-        alone = _LATENCY * (1 + passes * phases) + _ELEMENT * taken
+        busy = per_sm * knobs.threads / WARP * each * taken * phases / ISSUED
+        alone = LATENCY * (1 + passes * phases) + _ELEMENT * taken
         alone += program.last * _MEETINGS * (_MEETING + _WARP * knobs.threads / WARP) * (knobs.groups > 1)
-        at_once = (moved**_SHARPNESS + busy**_SHARPNESS + alone**_SHARPNESS) ** (1 / _SHARPNESS)
-        return _START + (rounds + _LAST * last) * (at_once + _CTA * per_sm)
+        return _START + (rounds + _LAST * last) * (longest(moved, busy, alone) + CTA * per_sm)
 
     return nanoseconds

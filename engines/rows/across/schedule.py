@@ -27,11 +27,11 @@ class Across(Schedule[AcrossKnobs]):
     """Threads take neighbouring rows of one column after another. A row has the bits that it has in other layouts."""
 
     knobs: ClassVar[type] = AcrossKnobs
-    kernel: ClassVar[str] = "across.cu"
     split = staticmethod(AcrossSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
+    cost = staticmethod(cost)
 
     def prefers(self, facts: RowFacts) -> bool:
         return any(view.column_stride != 1 for view in facts.program.read_whole)
@@ -55,7 +55,7 @@ class Across(Schedule[AcrossKnobs]):
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:
         split = AcrossSplit.of(facts)
-        ranked = sorted(usual(split, self.legal(facts, device)), key=cost(split, device))
+        ranked = sorted(usual(split, self.legal(facts, device)), key=self.cost(split, device))
         evicted = eviction(facts)
         return [replace(k, eviction=evicted) for k in best_first(ranked, mode)]
 

@@ -9,12 +9,11 @@ from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP
-from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.split import CHUNK, Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Chain, Join, Load, Operand
 from graphfuse.rows.views import View
 
-CHUNK = 8  # columns that are summed before all else; of other rows, what divides them
 _REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
 # Registers of a thread beside what it holds of rows: in any case, for each tensor that varies over rows and columns,
 # for every 4 bytes of a piece that it works out, and to read rows again. Of the programs that the tests compile, ptxas
@@ -65,7 +64,7 @@ class AcrossSplit(Split[AcrossKnobs]):
     @cached_property
     def _needs(self) -> tuple["_Need", "_Need"]:
         """Needs of rows that are resident, and of those that are read again."""
-        return self._need(self._resident_plan), self._need(self._passing_plan)
+        return self._need(self._resident_plan), self._need(self._resident_plan.read_again())
 
     def _need(self, plan: PhasePlan) -> "_Need":
         program, kept = plan.program, plan.held_bytes
@@ -88,10 +87,6 @@ class AcrossSplit(Split[AcrossKnobs]):
     def _resident_plan(self) -> PhasePlan:
         facts = self.facts
         return PhasePlan(facts.program, facts.row_extents, facts.columns, self.piece, True, across=True)
-
-    @cached_property
-    def _passing_plan(self) -> PhasePlan:
-        return self._resident_plan.read_again()
 
     def static_bytes(self, knobs: AcrossKnobs) -> int:
         rows = knobs.threads_across * self.piece

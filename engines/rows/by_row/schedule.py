@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
-from graphfuse.contract.engine import Launch, ProblemClass
+from graphfuse.contract.engine import Launch
 from graphfuse.engines.rows.by_row.cost import cost, eviction, is_usual, pays_ahead
 from graphfuse.engines.rows.by_row.knobs import EVICTIONS, ByRowKnobs
 from graphfuse.engines.rows.by_row.legal import MOST_CHUNKS, legal, malformed, may_read_ahead, unfit
 from graphfuse.engines.rows.by_row.split import ByRowSplit
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.limits import MAX_THREADS, static_faults
-from graphfuse.engines.rows.problem import problem
 from graphfuse.engines.rows.schedule import PROPOSED, Schedule
 from graphfuse.engines.rows.support import pair_reasons, part_reasons, period_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
@@ -23,15 +22,12 @@ class ByRow(Schedule[ByRowKnobs]):
     """Each CTA takes the rows that its number says, or a part of one, and ends."""
 
     knobs: ClassVar[type] = ByRowKnobs
-    kernel: ClassVar[str] = "by_row.cu"
     qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
     split = staticmethod(ByRowSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
-
-    def prefers(self, facts: RowFacts) -> bool:
-        return False
+    cost = staticmethod(cost)
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         if facts.program.sums:
@@ -61,7 +57,7 @@ class ByRow(Schedule[ByRowKnobs]):
             resident."""
             return replace(knobs, ahead=1) if pays(knobs) and may_read_ahead(split, knobs) else knobs
 
-        ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=cost(split, device))
+        ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=self.cost(split, device))
         found = ranked[:PROPOSED]
         if mode is heur_mode.B:
             others = (replace(k, ahead=1 - k.ahead) for k in found if k.ahead or may_read_ahead(split, k))
@@ -75,7 +71,7 @@ class ByRow(Schedule[ByRowKnobs]):
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
         return {
             "AHEAD": knobs.ahead == 1,
-            "OWN_PAIRS": split.has_own_pairs(knobs),
+            "OWN_PAIRS": split.plan(knobs).own_pairs,
             "THREADS_PER_ROW": knobs.threads_per_row,
             "COLUMN_READS": Access.READ_ONLY if ahead else Access.USUAL,
             **EVICTIONS[knobs.eviction],
@@ -85,6 +81,3 @@ class ByRow(Schedule[ByRowKnobs]):
         # CTAs that share a row meet where it is reduced, and nowhere else.
         cluster = knobs.cluster if facts.program.last else 1
         return replace(super().launch(facts, knobs), cluster=cluster, waits=True)
-
-    def problem(self, facts: RowFacts) -> ProblemClass:
-        return problem(facts, ByRowSplit.of(facts).chunk)

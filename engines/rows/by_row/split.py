@@ -1,18 +1,16 @@
 """How a row is divided into what threads take together, and what they keep of it."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
-from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.split import Split, chunked
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
-CHUNK = 8  # elements whose squares are summed before all else; of other rows, what divides them
 # Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
 # 64 or 128 for each thread, of which the rest of the kernel needs 40 to 50 without spilling;
 # smaller CTAs gain nothing by more than 64.
@@ -44,15 +42,13 @@ class ByRowSplit(Split[ByRowKnobs]):
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "ByRowSplit":
-        chunk = math.gcd(facts.columns, CHUNK)
+        chunk, halved = chunked(facts)
         chunks = facts.columns // chunk
         plan = _resident_plan(facts, chunk)
         # What is read is worked on at once, when little else takes registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
         read_later = sum(plan.read_bytes(p, whole) for p in plan.phases[1:] for whole in (True, False))
         later = -(-chunk * read_later // 4)
-        whole = (*facts.program.read_whole, *facts.program.written_whole)
-        halved = chunk == CHUNK and max((v.dtype.nbytes(chunk) for v in whole), default=0) > ACCESS
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
         counts = [[len(facts.program.reduced_after(phase, join)) for phase in plan.phases] for join in Join]
         sums, maxima = (max(of) * sum(map(bool, of)) for of in counts)
@@ -93,12 +89,8 @@ class ByRowSplit(Split[ByRowKnobs]):
         piece = self.piece(knobs)
         # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
         unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
-        return _resident_plan(self.facts, piece, unpack_again, self.has_own_pairs(knobs))
-
-    def has_own_pairs(self, knobs: ByRowKnobs) -> bool:
-        """True if threads have both columns of each pair that lies apart, in two pieces."""
-        pairs = self.facts.program.all_pairs
-        return has_own_pairs(pairs, self.piece(knobs), knobs.threads_per_row, self.taken(knobs))
+        own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.taken(knobs))
+        return _resident_plan(self.facts, piece, unpack_again, own_pairs)
 
 
 @lru_cache(maxsize=256)

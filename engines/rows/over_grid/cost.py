@@ -6,14 +6,9 @@ from graphfuse.base.device import Device
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
 from graphfuse.engines.rows.over_grid.split import OverGridSplit
-from graphfuse.ops import Cost
-from graphfuse.rows.program import cost_of
+from graphfuse.engines.rows.persistent.cost import BYTES, ISSUED, instructions
 
-# Nanoseconds, and an SM's work in one. No search fitted them: those that `persistent` has, too, are that model's, the
-# others estimates.
-_BYTES = 31.6  # bytes that memory moves for an SM in one
-_ISSUED = 7.0  # warp instructions that an SM issues in one
-_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # those of an element: a cheap step, a function, an input or output
+# Nanoseconds. No search fitted them: beside those of the model of `persistent` they are estimates.
 _ELEMENT = 5.0  # latency of each element of a thread
 _PASS = 400.0  # of a pass, in which its reads are awaited and nothing else is moved
 _START = 3500.0  # of a cooperative launch
@@ -26,15 +21,14 @@ def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], floa
     read, written = (
         sum(view.dtype.nbytes(facts.columns) for view in views) for views in (program.read_whole, program.written_whole)
     )
-    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
-    each += _OPERAND * (len(program.inputs) + len(program.stores))
+    each = instructions(program)
 
     def nanoseconds(knobs: OverGridKnobs) -> float:
         ctas = facts.rows * knobs.ctas_per_row
         on_sm, times = -(-ctas // device.sm_count), 1 if split.resident(knobs) else program.last + 1
-        moved = on_sm / knobs.ctas_per_row * (read * times + written) / _BYTES
+        moved = on_sm / knobs.ctas_per_row * (read * times + written) / BYTES
         elements = split.taken(knobs) * split.piece * times
-        busy = on_sm * knobs.threads / WARP * each * elements / _ISSUED
+        busy = on_sm * knobs.threads / WARP * each * elements / ISSUED
         alone = split.passes(knobs) * times * _PASS + elements * _ELEMENT
         met = _MEETING + _WARP * knobs.threads / WARP + _CTA * ctas
         return _START + max(moved, busy) + alone + program.last * met

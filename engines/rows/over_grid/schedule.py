@@ -1,24 +1,21 @@
 """The schedule of rows that many CTAs share: support, proposals and launch."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from graphfuse.base.device import Device
-from graphfuse.base.enums import heur_mode
 from graphfuse.base.wording import counted
-from graphfuse.contract.engine import Launch, ProblemClass
+from graphfuse.contract.engine import Launch
 from graphfuse.engines.rows import by_row
-from graphfuse.engines.rows.by_row.cost import cost as cost_by_row
 from graphfuse.engines.rows.by_row.cost import is_usual
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.over_grid.cost import cost
 from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
 from graphfuse.engines.rows.over_grid.legal import legal, malformed, unfit
 from graphfuse.engines.rows.over_grid.split import OverGridSplit
-from graphfuse.engines.rows.problem import problem
-from graphfuse.engines.rows.schedule import Schedule, best_first
+from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.engines.rows.support import part_reasons, place_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
@@ -31,21 +28,18 @@ class OverGrid(Schedule[OverGridKnobs]):
     """Each row is spread over many CTAs. All of the grid run at the same time, and meet where rows are reduced."""
 
     knobs: ClassVar[type] = OverGridKnobs
-    kernel: ClassVar[str] = "over_grid.cu"
     split = staticmethod(OverGridSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
-
-    def prefers(self, facts: RowFacts) -> bool:
-        return False
+    cost = staticmethod(cost)
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
         if facts.columns < _LONG or self.refusal(facts, device) is not None:
             return False
         by_row_knobs = filter(is_usual, _BY_ROW.legal(facts, device))
-        otherwise = min(map(cost_by_row(_BY_ROW.split(facts), device), by_row_knobs), default=math.inf)
-        return _SURE * min(map(cost(self.split(facts), device), self.legal(facts, device))) <= otherwise
+        otherwise = min(map(_BY_ROW.cost(_BY_ROW.split(facts), device), by_row_knobs), default=math.inf)
+        return _SURE * min(map(self.cost(self.split(facts), device), self.legal(facts, device))) <= otherwise
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
         if facts.columns < _LONG or 2 * facts.rows > device.sm_count:
@@ -70,9 +64,6 @@ class OverGrid(Schedule[OverGridKnobs]):
             return "ctas_per_row, for rows that are not reduced; accepted: rows that are, for which CTAs meet"
         return next(place_reasons(facts), None)
 
-    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[OverGridKnobs]:
-        return best_first(sorted(self.legal(facts, device), key=cost(self.split(facts), device)), mode)
-
     def constants(self, split: OverGridSplit, knobs: OverGridKnobs) -> Mapping[str, bool | int | Access]:
         # What is read ahead of its use takes registers, which several passes of many threads do not have.
         ahead = knobs.threads_per_sm <= 512 or split.steps(knobs) * split.piece <= 16
@@ -86,6 +77,3 @@ class OverGrid(Schedule[OverGridKnobs]):
     def launch(self, facts: RowFacts, knobs: OverGridKnobs) -> Launch:
         made = super().launch(facts, knobs)
         return replace(made, scratch_bytes=OverGridSplit.of(facts).left_bytes(knobs), cooperative=True)
-
-    def problem(self, facts: RowFacts) -> ProblemClass:
-        return problem(facts, OverGridSplit.of(facts).chunk)

@@ -1,15 +1,14 @@
 """How a row is divided into what threads take together, and what they keep of it."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
+from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.contract.engine import ByRows
-from graphfuse.engines.rows.by_row.split import CHUNK, held_registers
+from graphfuse.engines.rows.by_row.split import held_registers
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
-from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.split import Split, chunked
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -36,9 +35,7 @@ class OverGridSplit(Split[OverGridKnobs]):
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "OverGridSplit":
-        chunk = math.gcd(facts.columns, CHUNK)
-        whole = (*facts.program.read_whole, *facts.program.written_whole)
-        halved = chunk == CHUNK and max((view.dtype.nbytes(chunk) for view in whole), default=0) > ACCESS
+        chunk, halved = chunked(facts)
         piece = chunk // 2 if halved else chunk
         plan = _plan(facts, piece)
         read = max(plan.read_again().read_bytes(phase, True) for phase in plan.phases)

@@ -8,26 +8,37 @@ from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.ops import Cost
-from graphfuse.rows.program import cost_of
+from graphfuse.rows.program import RowProgram, cost_of
 
 # Nanoseconds, fitted to searches on an H200 over the sizes of docs/records/rmsnorm-backward-nvidia-h200.json.
-_BYTES = 31.6  # bytes that memory moves for an SM in one
-_ISSUED = 7.0  # warp instructions that an SM issues in one
+BYTES = 31.6  # bytes that memory moves for an SM in one
+ISSUED = 7.0  # warp instructions that an SM issues in one
 _ROW = 200.0  # warp instructions of a row
 _STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # and of an element: a cheap step, a function, an input or output
-_LATENCY = 750.0  # of a memory read
+LATENCY = 750.0  # of a memory read
 _ANSWERS = 2  # reads that a pass waits for, one after the other, where none is ahead
 _MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and for each of their warps
 _CLUSTER = 100.0  # for each doubling of a cluster's CTAs
 _HIDDEN = 0.5  # the part of it that the knob `delay` hides
 _APART = 8.0  # bytes that a row's threads read at a time, by which that takes longer: rows lie on different lines
 _ELEMENT = 5.0  # latency of each element of a thread
-_CTA = 58.0  # of a round, for each CTA on an SM
+CTA = 58.0  # of a round, for each CTA on an SM
 _START = 2840.0  # of a launch
 _FILLED = 4.9e-3  # for each byte of the first copies
 _PARTIAL = 2.2e-4  # for each byte of partial sums
 _SUM = 8  # bytes a column that the sums over rows of each row read and write, where rows are read again
 _SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
+
+
+def instructions(program: RowProgram) -> float:
+    """Instructions of an element."""
+    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
+    return each + _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
+
+
+def longest(*times: float) -> float:
+    """The longest of several times, which hides the others."""
+    return sum(time**_SHARPNESS for time in times) ** (1 / _SHARPNESS)
 
 
 def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], float]:
@@ -42,8 +53,7 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
     narrowest = min((view.dtype.bits / 8 for view in program.read_whole), default=4)
     whole = read + sum(view.dtype.nbytes(facts.columns) for view in program.written_whole)
     again = whole + read + _SUM * facts.columns * len(program.sums)
-    each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
-    each += _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
+    each = instructions(program)
 
     def spread(knobs: PersistentKnobs) -> tuple[int, int, int, float, float]:
         """Figures that do not depend on the number of stages: CTAs, passes, elements of a thread, and nanoseconds of
@@ -52,9 +62,9 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
         per_sm, nbytes = ctas / device.sm_count, whole if split.resident(knobs) else again
         elements = split.steps(knobs) * passes * split.piece
         warps = knobs.rows_per_cta * max(1.0, per_sm) / knobs.cluster * knobs.threads_per_row / WARP
-        moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / _BYTES
+        moved = nbytes * knobs.rows_per_cta / knobs.cluster * per_sm / BYTES
         moved *= 1 + _APART / (knobs.threads_per_row * split.piece * narrowest)
-        return ctas, passes, elements, moved, warps * (_ROW + each * elements) / _ISSUED
+        return ctas, passes, elements, moved, warps * (_ROW + each * elements) / ISSUED
 
     known: dict[tuple[object, ...], tuple[int, int, int, float, float]] = {}
 
@@ -66,10 +76,10 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
         alone = _MEETING + _WARP * min(knobs.threads_per_row, knobs.threads) / WARP + _ELEMENT * elements
         alone += _CLUSTER * math.log2(knobs.cluster) * (1 - _HIDDEN * knobs.delay)
         ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
-        awaited = _LATENCY / ahead if ahead else 0.0
-        alone += 0.0 if ahead else _ANSWERS * _LATENCY * passes
-        taken = sum(time**_SHARPNESS for time in (moved, busy, alone, awaited)) ** (1 / _SHARPNESS)
-        spent = _START + rounds * (taken + _CTA * max(1.0, per_sm)) + alone + busy
+        awaited = LATENCY / ahead if ahead else 0.0
+        alone += 0.0 if ahead else _ANSWERS * LATENCY * passes
+        taken = longest(moved, busy, alone, awaited)
+        spent = _START + rounds * (taken + CTA * max(1.0, per_sm)) + alone + busy
         spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm) if ahead else 0.0
         return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)
 

@@ -1,11 +1,10 @@
 """The schedule of persistent CTAs: support, proposals and launch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from graphfuse.base.device import Device
-from graphfuse.base.enums import heur_mode
 from graphfuse.contract.engine import Launch, ProblemClass
 from graphfuse.engines.rows.kernel import Access
 from graphfuse.engines.rows.persistent.cost import cost
@@ -13,7 +12,7 @@ from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
 from graphfuse.engines.rows.persistent.legal import legal, malformed, unfit
 from graphfuse.engines.rows.persistent.split import PersistentSplit
 from graphfuse.engines.rows.problem import problem
-from graphfuse.engines.rows.schedule import Schedule, best_first
+from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.engines.rows.support import pair_reasons, part_reasons, period_reasons, place_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
@@ -22,11 +21,11 @@ class Persistent(Schedule[PersistentKnobs]):
     """Schedule in which as many CTAs as run at the same time stay for all rows, and for sums over them."""
 
     knobs: ClassVar[type] = PersistentKnobs
-    kernel: ClassVar[str] = "persistent.cu"
     split = staticmethod(PersistentSplit.of)
     legal_knobs = staticmethod(legal)
     malformed = staticmethod(malformed)
     unfit = staticmethod(unfit)
+    cost = staticmethod(cost)
 
     def prefers(self, facts: RowFacts) -> bool:
         """Sums over rows are made nowhere else. Without them, CTAs that end are faster, of whatever rows."""
@@ -45,9 +44,6 @@ class Persistent(Schedule[PersistentKnobs]):
         if not self.legal(facts, device):
             yield f"{facts.node}: no way to spread rows of {facts.columns} columns over the threads of {device}"
 
-    def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[PersistentKnobs]:
-        return best_first(sorted(self.legal(facts, device), key=cost(PersistentSplit.of(facts), device)), mode)
-
     def misfit(self, facts: RowFacts) -> str | None:
         if facts.program.last or facts.program.sums:
             return None
@@ -63,7 +59,7 @@ class Persistent(Schedule[PersistentKnobs]):
             "THREADS_PER_ROW": knobs.threads_per_row,
             "CTAS_PER_SM": knobs.ctas_per_sm,
             "DELAYED": bool(knobs.delay),
-            "OWN_PAIRS": split.has_own_pairs(knobs),
+            "OWN_PAIRS": split.plan(knobs).own_pairs,
             "PARTIAL_WIDTH": 4 * split.partial_vector,
             "PARTIALS": knobs.ctas // knobs.cluster,
             "SLAB": split.slab(knobs),

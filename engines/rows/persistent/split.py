@@ -10,12 +10,11 @@ from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.split import Split
+from graphfuse.engines.rows.split import CHUNK, Split
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RANDOM
 from graphfuse.rows.steps import Join
 
-CHUNK = 8  # elements whose products are summed before all else, by halves, at most
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
 _MOST_ELEMENTS = 64  # of a row, that a thread takes
@@ -123,11 +122,8 @@ class PersistentSplit(Split[PersistentKnobs]):
         return -(-self.pieces // knobs.threads_per_row)
 
     def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), self.has_own_pairs(knobs))
-
-    def has_own_pairs(self, knobs: PersistentKnobs) -> bool:
-        """True if threads have both columns of each pair that lies apart, in two pieces."""
-        return has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
+        own_pairs = has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
+        return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), own_pairs)
 
     def _light(self, knobs: PersistentKnobs) -> int:
         """Operations, at most, that are done again: as few as there are registers for to keep the rest. Behind a delay
