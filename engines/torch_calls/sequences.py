@@ -148,7 +148,10 @@ def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Ca
     def run(*number: float) -> None:
         x = dict(memory)
         if PAGED.values() & x.keys():
-            x["k"], x["v"] = gathered(torch, x, asked.attributes)
+            of_q = asked.ragged.get("q")
+            # Of q its extents alone are looked at.
+            q = x["q"] if of_q is None else x["q"].as_strided(of_q.dim, (0, *of_q.stride[HEADS:]))
+            x["k"], x["v"] = gathered(torch, x | {"q": q}, asked.attributes)
         layout = _RowLayout(torch, asked.ragged, offsets, x)
         q, k = (layout.starts(port, x[port]) for port in ("q", "k"))
         passes = _passes(torch, asked.sequences, q, k, *(layout.each(lengths(x, of)) for of in ("q", "kv")))

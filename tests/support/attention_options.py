@@ -45,6 +45,7 @@ OPTIONS = {
     "ragged, in elements": (SHORT, PADDED, {"lengths": LENGTHS}),
     "paged": (SHORT, PADDED, {"lengths": LENGTHS}),
     "paged, tables one behind another": (SHORT, PADDED, {"lengths": LENGTHS}),
+    "paged, q ragged": (SHORT, PADDED, {"lengths": LENGTHS}),
     "tiles": (
         {"block_mask": torch.tensor([1, 0, 1, 1], dtype=torch.uint8).reshape(1, 4, 1, 1)},
         {},
@@ -106,8 +107,8 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
         options = options | {"paged_attention_max_seq_len_kv": 13}
     pack = {n: t.to(device) for n, t in (extra | plain).items() if back or n not in ("o", "dO", "stats")}
     given = {n: g.tensor_like(t, name=n) for n, t in pack.items()}
-    if name.startswith("ragged"):
-        for n in given.keys() & plain.keys():
+    if "ragged" in name:
+        for n in given.keys() & (plain.keys() if name.startswith("ragged") else {"q"}):
             _at_offsets(g, given[n], n, pack, name)
             pack[n] = rows(n, plain[n]).to(device)
     if name.startswith("paged, tables"):
@@ -123,7 +124,7 @@ def drawn(g, name: str, heads: int, back: bool, device: str = "cpu", of_bias: bo
         like = torch.empty_like(exact[port], dtype=torch.float32 if port == "Stats" else torch.bfloat16, device=device)
         t.set_output().set_name(port).set_data_type(like.dtype).set_dim(like.shape).set_stride(like.stride())
         pack[port] = like.fill_(float("nan"))
-        if name.startswith("ragged"):
+        if "ragged" in name:
             _at_offsets(g, t, port, pack, name)
             pack[port] = rows(port, pack[port])
     return pack, {port: exact[port] for port in made}
