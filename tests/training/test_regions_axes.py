@@ -120,6 +120,11 @@ def test_few_elements_of_rows_that_lie_apart_are_left(monkeypatch):
     function, found = compiled(lambda x, w: F.normalize(x, dim=1), declines=True)
     function(*given())
     assert found[0][1].startswith("its rows are not along the last dimension; accepted: tensors of 4 MiB or more")
+    function, found = compiled(of_channels, declines=True)
+    function(*given(gradients=True))
+    assert found[0][1].startswith(
+        "gradients of weights of rows that are not along the last dimension were not measured"
+    )
     monkeypatch.setattr(judged, "_FEW", 0)
     function, found = compiled(lambda x, w: F.normalize(x, dim=1), declines=True)
     function(*given())

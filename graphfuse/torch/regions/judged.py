@@ -142,7 +142,7 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
             continue
         if any(map(over_ranks.summed, region.inputs)):
             continue  # inductor's kernels read no memory of other ranks
-        if why := _few_apart(region):
+        if why := _apart(region):
             others[key] = why
             continue
         if any(step.op == "turn_pairs" for step in region.program.steps):
@@ -177,9 +177,13 @@ def _of_other_layout(region: TorchRegion) -> str:
     return "beside convolutions inductor has channels last in memory, where its rows do not lie as one dimension"
 
 
-def _few_apart(region: TorchRegion) -> str:
-    """Why a small region is left whose rows are not along the last dimension; "" for others. Inductor's kernels begin
-    sooner there, but for softmax."""
+def _apart(region: TorchRegion) -> str:
+    """Why a region is left whose rows are not along the last dimension: one with gradients of weights, and a small one.
+    Inductor's kernels begin sooner there, but for softmax. "" for others."""
+    inputs = zip(region.inputs, region.program.inputs, strict=True)
+    has_weights = any(value(node).requires_grad and not one.extents.whole for node, one in inputs)
+    if region.program.follows and _is_training(region) and has_weights:
+        return _UNMEASURED
     is_softmax = any(step.op in ("softmax", "log_softmax") for step in region.program.steps)
     if not region.program.follows or is_softmax or _size(region) >= _FEW:
         return ""
@@ -220,6 +224,7 @@ def _cases(region: TorchRegion) -> list[MeasuredCase]:
     return cost.cases(norms[0], is_alone, has_weights, [first.shape[d] for d in region.orders[0]])
 
 
+_UNMEASURED = "gradients of weights of rows that are not along the last dimension were not measured beside inductor's"
 ELSEWHERE = "it is on no GPU, and inductor is as fast"
 
 
