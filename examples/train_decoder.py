@@ -202,14 +202,15 @@ def main() -> None:
         print(f"{name:14} loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     pairs = [apart(a, b) for a, b in itertools.combinations(torchs, 2)]
     difference, spread = apart(ours, torchs[0]), sum(pairs) / len(pairs)
-    print(f"graphfuse and torch of one seed are {difference:.2g} apart, two seeds of torch {spread:.2g} on average")
+    print(f"graphfuse and torch of one seed are {difference:.2g} apart")
+    print(f"two seeds of torch are {spread:.2g} apart on average, {max(pairs):.2g} at most")
     if given.plot:
         plot(given.plot, ours, torchs)
     if not ours[-1] < 0.7 * ours[0]:
         raise SystemExit("nothing was learned")
     # In float32 they are far closer than two seeds: a gradient that is a little wrong may still learn like one. In
-    # bfloat16, roundings part them as seeds do, and of few pairs the average is half of what chance may do.
-    if not difference < (spread / 10 if given.device == "cpu" else 2 * spread):
+    # bfloat16, roundings part them as seeds do.
+    if not difference < (spread / 10 if given.device == "cpu" else max(pairs)):
         raise SystemExit("the two loss curves do not agree")
     print("the loss curves of graphfuse and torch agree")
 

@@ -17,7 +17,7 @@ from graphfuse.base.enums import diagonal_alignment
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls import sequences
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.engines.torch_calls.sequences import LENGTHS, MOST, PARTS, SequenceBand, sequence_band
+from graphfuse.engines.torch_calls.sequences import LENGTHS, MOST, PARTS, SequenceBand, sequence_band, window
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 from graphfuse.ops import OFFSETS
 from graphfuse.ops.scores import PAGED, gathered, seen, within
@@ -366,14 +366,14 @@ def _flash_backward(aten, c: _Call) -> tuple:
 
 def _banded(aten, c: _Call) -> tuple:
     """Flash attention of a band, which ends at the last row and column."""
-    causal, band = _window(c.band)
+    causal, band = window(c.band.left, c.band.right)
     read = (t.transpose(1, 2) for t in c.read)
     made = aten._flash_attention_forward.default(*read, None, None, *c.shape, 0.0, causal, False, scale=c.scale, **band)
     return made[0].transpose(1, 2), made[1]
 
 
 def _banded_backward(aten, c: _Call) -> tuple:
-    causal, band = _window(c.band)
+    causal, band = window(c.band.left, c.band.right)
     *read, stats = c.read
     kernel = aten._flash_attention_backward.default
     made = kernel(
@@ -389,12 +389,6 @@ def _banded_backward(aten, c: _Call) -> tuple:
         **band,
     )
     return tuple(t.transpose(1, 2) for t in made)
-
-
-def _window(band: Band) -> tuple[bool, dict[str, int | None]]:
-    causal = band.left is None and band.right == 0
-    left, right = None if band.left is None else band.left - 1, None if causal else band.right
-    return causal, {"window_size_left": left, "window_size_right": right}
 
 
 def _efficient(aten, c: _Call) -> tuple:

@@ -59,6 +59,13 @@ def sequence_band(node: Node, read: Mapping[str, FrozenTensor]) -> SequenceBand 
     return SequenceBand(first=True) if left is None and right == 0 else None
 
 
+def window(left: int | None, right: int | None) -> tuple[bool, dict[str, int | None]]:
+    """True if flash attention is causal for a band, and its windows."""
+    causal = left is None and right == 0
+    last = None if left is None else left - 1
+    return causal, {"window_size_left": last, "window_size_right": None if causal else right}
+
+
 @dataclass(frozen=True, eq=False)
 class Starts:
     """Places where sequences begin, in rows that lie one behind another.
@@ -99,28 +106,21 @@ class Pass:
     q, k: where sequences begin. Each of the graph's sequences is four of the kernel's: rows of q before those that
     attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k. Rows that have none of the
     other tensor have zeros as their result and their gradient.
-    causal, left, right: the band, whose diagonal ends at the last rows.
+    causal, window: of the band, whose diagonal ends at the last rows.
     """
 
     q: torch.Tensor
     k: torch.Tensor
     causal: bool
-    left: int | None
-    right: int | None
+    window: Mapping[str, int | None]
 
     @staticmethod
     def of(torch, q: Starts, k: Starts, begin, end, reached, band: SequenceBand) -> Pass:
         """begin, end: rows of q that attend, by sequence. reached: one past the last row of k that they attend to."""
         of_q = torch.stack((q.rows[:-1], begin, end, q.rows[1:]), dim=1).flatten()
         of_k = torch.stack((k.rows[:-1], k.rows[:-1], reached, reached), dim=1).flatten()
-        causal = band.left is None and band.right == 0
-        left, right = None if band.left is None else band.left - 1, None if causal else band.right
         of_q, of_k = (torch.cat((of, each.rows[-1:])).int() for of, each in ((of_q, q), (of_k, k)))
-        return Pass(of_q, of_k, causal, left, right)
-
-    @property
-    def window(self) -> dict[str, int | None]:
-        return {"window_size_left": self.left, "window_size_right": self.right}
+        return Pass(of_q, of_k, *window(band.left, band.right))
 
 
 def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list[Pass]:

@@ -161,7 +161,8 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         key = _checked_key("serialize", key)
         planner = self._need(self._planner, "build_plans")
         plans, selected, codes = planner.recorded()
-        content = serialized.of(self, self.frozen, planner.device, plans, selected, codes if include_kernels else None)
+        kept = codes if include_kernels else None
+        content = serialized.of(self, planner.graph, planner.device, plans, selected, kept)
         blob = content.to_bytes(key)
         return blob if as_bytes else list(blob)
 

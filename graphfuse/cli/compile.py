@@ -133,7 +133,7 @@ def write(file: Path, graph: pygraph, planner: Planner, plans: Sequence[int]) ->
 
     for index in reversed(plans):
         planner.build_at(index)
-    content = serialized.of(graph, graph.frozen, planner.device, *planner.recorded())
+    content = serialized.of(graph, planner.graph, planner.device, *planner.recorded())
     output.write(file, content.to_bytes(), "--output")
 
 

@@ -13,7 +13,6 @@ from graphfuse.base.wording import counted
 from graphfuse.files import json_values, sealed
 from graphfuse.files.json_values import field, refuse
 from graphfuse.op_graph import graph_json, ir
-from graphfuse.op_graph.lower import lower
 from graphfuse.op_graph.recorded import Recorded
 from graphfuse.planning.recipe import ELF, Code, Codes, PartRecipe, Recipe
 from graphfuse.runtime import record
@@ -93,20 +92,20 @@ class Serialized:
 
 def of(
     graph: Recorded,
-    frozen: ir.FrozenGraph,
+    lowered: ir.FrozenGraph,
     device: Device,
     plans: Sequence[Recipe],
     selected: int,
     codes: Sequence[Code] | None,
 ) -> Serialized:
-    """A graph with plans. frozen: what ``validate`` made of it. codes: of all plans' kernels."""
+    """A graph with plans. lowered: what was planned, whose nodes recipes number. codes: of all plans' kernels."""
     return Serialized(
         made_by=record.version("graphfuse") or "",
         kind=device.kind,
         arch=device.arch,
         device=device.name,
         graph=graph_json.to_data(graph),
-        key=lower(frozen).key(),  # recipes number nodes of that
+        key=lowered.key(),
         plans=tuple(plans),
         selected=selected,
         codes=None if codes is None else tuple(dict.fromkeys(codes)),  # plans share kernels

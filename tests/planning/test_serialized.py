@@ -21,6 +21,7 @@ from graphfuse import (
     create_handle,
     heur_mode,
     pygraph,
+    reduction_mode,
 )
 from graphfuse.base.device import for_arch
 from graphfuse.benchmarks.benches import BENCHES
@@ -457,3 +458,14 @@ def test_edited_plans_of_kernels_are_refused_or_the_kernel_itself(data):
 @functools.cache
 def emulated_blob() -> bytes:
     return emulated(rows=5).serialize()
+
+
+def test_a_graph_that_is_lowered_otherwise_is_another_one(monkeypatch):
+    """Recipes number the nodes of the lowered graph."""
+    g = graphs.new(device="emulator")
+    g.reduction(g.tensor([3, 8, 5, 6]), mode=reduction_mode.ADD).set_dim([1, 8, 1, 1]).set_output()
+    g.build([heur_mode.A])
+    blob = g.serialize()
+    monkeypatch.setattr("graphfuse.op_graph.lower.reduce_in_two", lambda graph: graph)
+    with pytest.raises(SerializedError, match="serialize it anew"):
+        graphs.new(device="emulator").deserialize(blob)
