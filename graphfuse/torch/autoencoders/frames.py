@@ -11,10 +11,10 @@ from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.functional import fused_rmsnorm_silu, rmsnorm
+from graphfuse.torch.autoencoders.convolution import convolution
 from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
 
 FRAMES = torch.channels_last_3d
@@ -133,10 +133,10 @@ class Frames:
         if conv.kernel_size[0] > 1 and self.first == conv.kernel_size[0] - 1:
             n, c, t, h, w = x.shape
             weight = conv.weight[:, :, -1]
-            made = functional.conv2d(x.permute(0, 2, 1, 3, 4).view(n * t, c, h, w), weight, bias, padding=(top, left))
+            made = convolution(x.permute(0, 2, 1, 3, 4).view(n * t, c, h, w), weight, bias, padding=(top, left))
             return channels_last(made.view(n, t, *made.shape[1:]).permute(0, 2, 1, 3, 4))
         weight = conv.weight[:, :, self.first :] if self.first else conv.weight
-        return channels_last(functional.conv3d(x, weight, bias, padding=(0, top, left)))
+        return channels_last(convolution(x, weight, bias, padding=(0, top, left)))
 
     def last(self) -> torch.Tensor:
         """The frames that the next call reads."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from types import FunctionType, MethodType
 
 import torch
@@ -86,7 +85,7 @@ def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]
                     before_own(norm)
             return type(self).forward(self, *given, **named)
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
-        with torch.no_grad(), wan.measured_plans() if x.is_cuda else nullcontext():
+        with torch.no_grad():
             start = x if is_end else channels_last(x)  # the first convolution copies its input anyway
             made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made

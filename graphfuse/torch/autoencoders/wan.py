@@ -6,13 +6,13 @@ the residual sum of the convolution before are in the same kernel; upsampling an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn import functional
 
 from graphfuse.torch.autoencoders import fault, known
+from graphfuse.torch.autoencoders.convolution import convolution
 from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
 
 
@@ -76,9 +76,6 @@ def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **first: objec
     return _last(module, x, cache)
 
 
-_MEASURED = 3
-"""Plans of cuDNN's for a convolution that are measured."""
-
 FORWARDS: dict[str, Callable[..., PendingSum]] = {
     known.RESIDUAL: residual,
     known.ATTENTION: attention,
@@ -100,19 +97,6 @@ def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) ->
         return FORWARDS[role](module, x, cache, **more)
     frames = {"feat_cache": cache.kept, "feat_idx": cache.position} if cache else {}
     return PendingSum(channels_last(module(x.complete(), **frames, **more)))
-
-
-@contextmanager
-def measured_plans() -> Iterator[None]:
-    """cuDNN's plans for convolutions are chosen by measuring them once: the few that it takes for the
-    fastest. A first call would measure more of them, as torch's default has it, for most of its time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = True, _MEASURED
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def _in_order(modules: Iterable[torch.nn.Module | None], x: PendingSum, cache: Cache) -> PendingSum:
@@ -160,7 +144,7 @@ def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSu
     large.copy_(wide[:, :, :, None, :, None].expand(large.shape))
     images = large.view(x.dtype).view(n * t * mixed, 2 * h, 2 * w, c // mixed).permute(0, 3, 1, 2)
     conv = block.resample[1]
-    made = functional.conv2d(images, conv.weight, None, padding=conv.padding)
+    made = convolution(images, conv.weight, padding=conv.padding)
     return PendingSum(channels_last(_frames(made, n)), conv.bias)
 
 
@@ -191,7 +175,7 @@ def _downsampled(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> Pendi
     """Padded by two pixels on all sides, what the own forward pads by one behind: the convolution's first results then
     are those of pixels that are not there, and the others are the same."""
     conv, (h, w), images = block.resample[1], x.shape[-2:], x.transpose(1, 2).flatten(0, 1)
-    made = functional.conv2d(images, conv.weight, None, conv.stride, (2, 2))
+    made = convolution(images, conv.weight, stride=conv.stride, padding=(2, 2))
     made = made[:, :, 1 : 1 + (h - 2) // 2 + 1, 1 : 1 + (w - 2) // 2 + 1]
     total = empty(x.shape[0], made.shape[1], x.shape[2], *made.shape[2:], like=made)
     torch.add(_frames(made, x.shape[0]), conv.bias.view(-1, 1, 1, 1), out=total)
@@ -211,7 +195,7 @@ def _downsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) ->
     both[:, :, :1].copy_(kept[:, :, -1:])
     both[:, :, 1:].copy_(frames)
     conv = block.time_conv
-    return PendingSum(channels_last(functional.conv3d(both, conv.weight, None, conv.stride)), conv.bias)
+    return PendingSum(channels_last(convolution(both, conv.weight, stride=conv.stride)), conv.bias)
 
 
 _RESAMPLED: dict[str, Callable[[torch.nn.Module, torch.Tensor, Cache], PendingSum]] = {
