@@ -62,14 +62,14 @@ _LAYER = "layernorm-nvidia-h200.json"
 _RMS_BACKWARD, _LAYER_BACKWARD = "rmsnorm-backward-nvidia-h200.json", "layernorm-backward-nvidia-h200.json"
 
 CASES = (
-    MeasuredCase(LAYER, 4096, 1024, 6.1554, 5.9761, _LAYER),
-    MeasuredCase(LAYER, 4096, 2048, 10.1972, 14.7779, _LAYER),
-    MeasuredCase(LAYER, 4096, 4096, 17.9676, 26.984, _LAYER),
-    MeasuredCase(LAYER, 4096, 8192, 34.8677, 39.1415, _LAYER),
-    MeasuredCase(LAYER, 32768, 1024, 33.4566, 33.8529, _LAYER),
-    MeasuredCase(LAYER, 32768, 2048, 64.1829, 98.583, _LAYER),
-    MeasuredCase(LAYER, 32768, 4096, 125.7933, 182.664, _LAYER),
-    MeasuredCase(LAYER, 32768, 8192, 250.288, 286.344, _LAYER),
+    MeasuredCase(LAYER, 4096, 1024, 6.1473, 6.1182, _LAYER),
+    MeasuredCase(LAYER, 4096, 2048, 10.2063, 14.7849, _LAYER),
+    MeasuredCase(LAYER, 4096, 4096, 18.0874, 25.617, _LAYER),
+    MeasuredCase(LAYER, 4096, 8192, 34.9324, 39.4793, _LAYER),
+    MeasuredCase(LAYER, 32768, 1024, 33.4665, 33.8338, _LAYER),
+    MeasuredCase(LAYER, 32768, 2048, 64.2154, 98.835, _LAYER),
+    MeasuredCase(LAYER, 32768, 4096, 125.8667, 183.078, _LAYER),
+    MeasuredCase(LAYER, 32768, 8192, 251.384, 285.544, _LAYER),
     MeasuredCase(RMS_BACKWARD, 4096, 1024, 10.4761, 20.0665, _RMS_BACKWARD),
     MeasuredCase(RMS_BACKWARD, 4096, 2048, 16.7353, 30.1206, _RMS_BACKWARD),
     MeasuredCase(RMS_BACKWARD, 4096, 4096, 28.3551, 54.213, _RMS_BACKWARD),
