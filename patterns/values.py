@@ -15,10 +15,7 @@ from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.program import OF_PARTS, exchanges
 from graphfuse.rows.rounding import has_type
-from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Step
-
-Shortening = Callable[[Sequence[AnyStep], Iterable[Operand]], tuple[tuple[AnyStep, ...], dict[Operand, Operand]]]
-"""Steps and what is read beside them -> fewer steps, and by the old values the new ones."""
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Shorter, Step
 
 
 @dataclass(frozen=True)
@@ -128,9 +125,13 @@ class Values(Emitter):
         written = self.subgraph.outputs
         self.stores += [Written(t, self.values[t]) for _, t in node.outputs if t in written and t in self.values]
 
-    def shorten(self, shorter: Shortening) -> None:
+    def shorten(self, shorter: Callable[[Sequence[AnyStep], Iterable[Operand]], Shorter]) -> None:
+        """shorter: given steps, and what is read beside them."""
         read = [w.value for w in self.stores] + [o for _, factors in self.sums for o in factors]
-        steps, moved = shorter(self.steps, read)
+        found = shorter(self.steps, read)
+        if found is None:
+            return
+        steps, moved = found
         self.steps = list(steps)
         left = ((t, o) for t, o in self.values.items() if o in moved or not isinstance(o, Chain))
         self.values = {t: moved.get(o, o) for t, o in left}

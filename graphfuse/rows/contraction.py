@@ -7,11 +7,11 @@ is not contracted, and neither are other products that are added.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Step, operands_of, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Shorter, Step, operands_of, renamed
 
 
-def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones. read: values that are read beside the steps."""
+def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
+    """Fewer steps. read: values that are read beside the steps."""
     readers = Counter(o for step in steps for _, o in step.operands)
     readers.update(read)
     one_a_row = {Chain(k) for k, step in enumerate(steps) if isinstance(step, Reduce)}
@@ -28,6 +28,8 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> tuple[tuple
                 del made[mean.index]
                 made[k] = Step("fma", (("a", total), ("b", factor), ("c", other)), (), step.rounded)
                 break
+    if len(made) == len(steps):
+        return None
     moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(made)}
     return tuple(renamed(step, moved) for step in made.values()), moved
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.rows.program import BELOW, DIVISOR, NARROW_QUOTIENT, QUOTIENT, REST, of_parts
 from graphfuse.rows.rounding import TypeOf, has_type
-from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Shorter, Step, renamed
 
 
 def divided(
@@ -21,12 +21,14 @@ def divided(
     has_columns: Callable[[Operand], bool],
     type_of: TypeOf,
     as_fp8: AbstractSet[Chain],
-) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones.
+) -> Shorter:
+    """The steps with reciprocals.
 
     read: values that are read beside the steps. has_columns: whether an operand varies along a row. as_fp8: values that
     are written in it.
     """
+    if all(step.op_name != "div" for step in steps):
+        return None
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
     reciprocals: dict[AnyStep, Operand] = {}

@@ -18,6 +18,7 @@ from graphfuse.rows.steps import (
     Operand,
     Pick,
     Reduce,
+    Shorter,
     Step,
     operands_of,
     renamed,
@@ -37,11 +38,11 @@ class KnownOperands:
     plain: Callable[[Load], bool]
 
 
-def picked(
-    steps: Sequence[AnyStep], known: KnownOperands, columns: int
-) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, each such sum in its place an element, and by the old values the new ones. What it was made from may
-    have no readers left. columns: elements of a row."""
+def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shorter:
+    """The steps, each such sum in its place an element. What it was made from may have no readers left. columns:
+    elements of a row."""
+    if all(_chosen(steps, step, known)[0] is None for step in steps):
+        return None
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
     alone: set[Operand] = set()  # what steps make of each column by itself

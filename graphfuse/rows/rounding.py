@@ -8,18 +8,16 @@ from dataclasses import replace
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
 from graphfuse.rows.program import SWAP
-from graphfuse.rows.steps import AnyStep, Chain, Operand, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Operand, Shorter, Step, renamed
 
 _BITS = {data_type.BFLOAT16: 8, data_type.HALF: 11}
 """Bits of a significand."""
 _LEAST_NORMAL = 2.0**-14
 
 
-def roundings_joined(
-    steps: Sequence[AnyStep], read: Iterable[Operand]
-) -> tuple[tuple[AnyStep, ...], dict[Operand, Operand]]:
-    """The steps, and by the old values the new ones. One that only rounds what nobody else reads is joined to the step
-    that makes it. read: values that are read beside the steps."""
+def roundings_joined(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
+    """The steps. One that only rounds what nobody else reads is joined to the step that makes it. read: values that are
+    read beside the steps."""
     readers = Counter([*(o for step in steps for _, o in step.operands), *read])
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
@@ -33,7 +31,7 @@ def roundings_joined(
         else:
             made.append(renamed(step, moved))
             moved[Chain(k)] = Chain(len(made) - 1)
-    return tuple(made), moved
+    return (tuple(made), moved) if len(made) < len(steps) else None
 
 
 TypeOf = Callable[[Operand], data_type | float | None]

@@ -117,6 +117,9 @@ class Pick:
 
 AnyStep = Step | Reduce | Pick
 
+Shorter = tuple[tuple[AnyStep, ...], dict[Operand, Operand]] | None
+"""Other steps in the place of some, and by the old values the new ones; None where nothing changes."""
+
 
 def operands_of(steps: Sequence[AnyStep], o: Operand, op_name: str) -> dict[str, Operand]:
     """The operands of the step that makes a value, if it is of this op and does not round; else none."""

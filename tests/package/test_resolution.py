@@ -6,7 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,7 @@ Resolve = Callable[..., dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def resolve(tmp_path_factory) -> Resolve:
+def resolve(request, tmp_path_factory) -> Iterator[Resolve]:
     """resolve(wanted, python, chip="x86_64") -> the version of each package; where there is none, the test fails with
     the resolver's words. Where no index answers at all it is skipped; in CI it fails."""
     import uv
@@ -107,13 +108,20 @@ def resolve(tmp_path_factory) -> Resolve:
         words = f"no package index can be reached: {reached.stderr.strip()}"
         pytest.fail(words, pytrace=False) if os.environ.get("CI") == "true" else pytest.skip(words)
 
-    def resolve(wanted: Wanted, python: str, chip: str = "x86_64") -> dict[str, str]:
-        done = run(wanted, python, chip)
-        if done.returncode:
-            pytest.fail(f"Python {python}, {chip}, {wanted}:\n{done.stderr}", pytrace=False)
-        return dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", done.stdout, re.MULTILINE))
+    # Resolving waits for the network: what tests of this run ask for is asked for at once.
+    cases = [i.callspec.params for i in request.session.items if getattr(i, "originalname", "") == "test_it_resolves"]
+    ahead = dict.fromkeys((wanted(FORMS[c["form"]]), c["python"], c["chip"]) for c in cases)
+    with ThreadPoolExecutor(8) as pool:
+        started = {asked: pool.submit(run, *asked) for asked in ahead}
 
-    return resolve
+        def resolve(wanted: Wanted, python: str, chip: str = "x86_64") -> dict[str, str]:
+            asked = wanted, python, chip
+            done = started[asked].result() if asked in started else run(*asked)
+            if done.returncode:
+                pytest.fail(f"Python {python}, {chip}, {wanted}:\n{done.stderr}", pytrace=False)
+            return dict(re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", done.stdout, re.MULTILINE))
+
+        yield resolve
 
 
 @pytest.mark.parametrize(("python", "chip"), PLACES)
