@@ -6,7 +6,7 @@ other includes. So compiling needs no search path, and the text alone is the cac
 """
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]*)[">].*$')
@@ -35,15 +35,11 @@ def render(text: str, generated: str, name: str = "kernel.cu") -> str:
 
     def put(text: str, name: str) -> None:
         lines.append(f'#line 1 "{name}"')
-        for number, line in enumerate(text.splitlines(), start=1):
-            include = _INCLUDE.match(line) if "#" in line else None
-            if include is not None:
-                put_include(include[1], f"{name}:{number}")
+        for passage, path, number in _passages(text):
+            lines.extend(passage)
+            if path:
+                put_include(path, f"{name}:{number}")
                 lines.append(f'#line {number + 1} "{name}"')
-            elif "#" in line and _ONCE.match(line):
-                lines.append("")  # keeps the line numbers; a main file must not say it
-            else:
-                lines.append(line)
 
     def put_include(path: str, where: str) -> None:
         if path in done:
@@ -62,6 +58,19 @@ def render(text: str, generated: str, name: str = "kernel.cu") -> str:
     if _GENERATED not in done:
         raise ValueError(f"{name} does not include {_GENERATED}")
     return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=128)
+def _passages(text: str) -> tuple[tuple[tuple[str, ...], str, int], ...]:
+    """Lines of a text up to each include, its path, and the number of its line; last those behind, without a path."""
+    found, lines, number = list[tuple[tuple[str, ...], str, int]](), list[str](), 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if (include := _INCLUDE.match(line) if "#" in line else None) is not None:
+            found.append((tuple(lines), include[1], number))
+            lines = []
+        else:  # in place of what a main file must not say stands an empty line, which keeps the numbers
+            lines.append("" if "#" in line and _ONCE.match(line) else line)
+    return (*found, (tuple(lines), "", number))
 
 
 @cache
