@@ -196,11 +196,11 @@ def convex(
     back into it by a node that joined, so it can run as one. may_join(index, set so far) decides. Neighbours pass a
     tensor on to each other, or, if joins_readers(tensor), read the same one."""
     grown = frozenset(inside)
-    near = neighbours(graph, grown, joins_readers)
+    near, bits = neighbours(graph, grown, joins_readers), sum(1 << i for i in grown)
     while True:
         for index in sorted(near):
-            if may_join(index, grown) and not _has_detour(graph, index, grown):
-                grown |= {index}
+            if not _has_detour(graph, index, bits) and may_join(index, grown):
+                grown, bits = grown | {index}, bits | 1 << index
                 near = (near | neighbours(graph, {index}, joins_readers)) - grown
                 break
         else:
@@ -217,13 +217,14 @@ def neighbours(
     return (found | {reader for t in shared for reader in graph.consumers.get(t, ())}).difference(nodes)
 
 
-def _has_detour(graph: FrozenGraph, index: int, nodes: frozenset[int]) -> bool:
-    """True if a path between a node and one of `nodes` leads over others."""
+def _has_detour(graph: FrozenGraph, index: int, nodes: int) -> bool:
+    """True if a path between a node and one of `nodes` leads over others. nodes: as bits."""
     node = graph.nodes[index]
-    before = (t for _, t in node.inputs if graph.producer.get(t) not in nodes)
-    readers = {reader for _, t in node.outputs for reader in graph.consumers.get(t, ())} - nodes
-    after = (t for reader in readers for _, t in graph.nodes[reader].outputs)
-    return graph.needs(before, nodes) or not graph.below(after, max(nodes)).isdisjoint(nodes)
+    before = (graph.producer[t] for _, t in node.inputs if t in graph.producer)
+    after = (reader for _, t in node.outputs for reader in graph.consumers.get(t, ()))
+    return any(graph.ancestors[i] & nodes for i in before if not nodes >> i & 1) or any(
+        graph.descendants[i] & nodes for i in after if not nodes >> i & 1
+    )
 
 
 @lru_cache(maxsize=64)

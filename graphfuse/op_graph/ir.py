@@ -8,7 +8,8 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 from graphfuse.base import ragged, reordering
 from graphfuse.base.dtypes import data_type
@@ -138,29 +139,37 @@ class FrozenGraph:
                 found.setdefault(t, []).append(i)
         return {t: tuple(nodes) for t, nodes in found.items()}
 
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """Nodes that each node needs, itself among them, as bits: bit i stands for node i."""
+        found: list[int] = []
+        for i, node in enumerate(self.nodes):
+            before = (found[self.producer[t]] for _, t in node.inputs if t in self.producer)
+            found.append(reduce(or_, before, 1 << i))
+        return tuple(found)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """Nodes that need each node, itself among them, as bits: bit i stands for node i."""
+        found = [1 << i for i in range(len(self.nodes))]
+        for i in reversed(range(len(self.nodes))):
+            for _, t in self.nodes[i].inputs:
+                if t in self.producer:
+                    found[self.producer[t]] |= found[i]
+        return tuple(found)
+
     def needs(self, tensors: Iterable[TensorId], nodes: Collection[int]) -> bool:
         """True if computing one of `tensors` takes one of `nodes`."""
-        return not self.above(tensors, min(nodes, default=0)).isdisjoint(nodes)
+        return not self.above(tensors).isdisjoint(nodes)
 
-    def above(self, tensors: Iterable[TensorId], first: int = 0) -> set[int]:
-        """The nodes, from the index `first` on, that computing `tensors` takes."""
-        waiting, found = list(tensors), set()
-        while waiting:
-            made_by = self.producer.get(waiting.pop(), -1)
-            # What a node needs comes before it: nothing from `first` on stands behind an earlier one.
-            if made_by >= first and made_by not in found:
-                found.add(made_by)
-                waiting += [t for _, t in self.nodes[made_by].inputs]
-        return found
+    def above(self, tensors: Iterable[TensorId]) -> set[int]:
+        """The nodes that computing `tensors` takes."""
+        return _numbers(reduce(or_, (self.ancestors[self.producer[t]] for t in tensors if t in self.producer), 0))
 
-    def below(self, tensors: Iterable[TensorId], last: int | None = None) -> set[int]:
-        """The nodes, up to the index `last`, that need one of `tensors`."""
-        waiting, found = list(tensors), set()
-        while waiting:
-            readers = {i for i in self.consumers.get(waiting.pop(), ()) if last is None or i <= last} - found
-            found |= readers
-            waiting += [t for i in readers for _, t in self.nodes[i].outputs]
-        return found
+    def below(self, tensors: Iterable[TensorId]) -> set[int]:
+        """The nodes that need one of `tensors`."""
+        readers = (i for t in tensors for i in self.consumers.get(t, ()))
+        return _numbers(reduce(or_, (self.descendants[i] for i in readers), 0))
 
     @cached_property
     def bound(self) -> tuple[FrozenTensor, ...]:
@@ -213,6 +222,10 @@ class Subgraph:
 
 def _unique(ids: Iterable[TensorId]) -> tuple[TensorId, ...]:
     return tuple(dict.fromkeys(ids))
+
+
+def _numbers(bits: int) -> set[int]:
+    return {i for i, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"}
 
 
 def _digest(*parts: object) -> str:

@@ -98,7 +98,6 @@ class _Search:
     """
 
     def __init__(self, graph: FrozenGraph, matches: Sequence[Subgraph], most_nodes: bool = False, last: int = 0):
-        above, below = _reach(graph)
         alone = [traffic.of_node(graph, node).total for node in graph.nodes]
         self.saved = [sum(alone[i] for i in m.node_ids) - traffic.fused(m).total for m in matches]
         self.nodes = [sum(1 << i for i in m.node_ids) for m in matches]
@@ -106,7 +105,7 @@ class _Search:
         for n, m in enumerate(matches):
             before, after = 0, 0
             for i in m.node_ids:
-                before, after = before | above[i], after | below[i]
+                before, after = before | graph.ancestors[i], after | graph.descendants[i]
             self.needs.append(before & ~self.nodes[n])
             if m.node_ids and not before & after & ~self.nodes[n]:
                 self.convex.append(n)
@@ -220,19 +219,3 @@ class _Search:
     def _first(self, match: int) -> int:
         """The first node of a match."""
         return (self.nodes[match] & -self.nodes[match]).bit_length() - 1
-
-
-def _reach(graph: FrozenGraph) -> tuple[list[int], list[int]]:
-    """Ancestors and descendants of each node: nodes that it cannot do without, and those that cannot do without it."""
-    count = len(graph.nodes)
-    above, below = [0] * count, [0] * count
-    for i, node in enumerate(graph.nodes):
-        for _, t in node.inputs:
-            if t in graph.producer:
-                made_by = graph.producer[t]
-                above[i] |= above[made_by] | 1 << made_by
-    for i in reversed(range(count)):
-        for _, t in graph.nodes[i].outputs:
-            for reader in graph.consumers.get(t, ()):
-                below[i] |= below[reader] | 1 << reader
-    return above, below
