@@ -273,7 +273,8 @@ def _kernels(
     except GraphValidationError:
         return (), (), ""
     known = registry.registry((), ())
-    regions = [r for r in plan.matches(frozen, known)[0] if not r.last]
+    known = replace(known, patterns=tuple(pattern for pattern in known.patterns if not pattern.last))
+    regions, _ = plan.matches(frozen, known)
     names = ([frozen.nodes[i].name for i in r.subgraph.node_ids] for r in regions)
     numbers = [tuple(int(name[1:]) for name in found if name.startswith("s")) for found in names]
 
