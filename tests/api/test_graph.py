@@ -1,6 +1,8 @@
 """The graph's methods: the order of steps, argument checks, and that any change undoes the steps."""
 
+import copy
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -470,3 +472,17 @@ def test_rounded_statistics_are_computed():
     graphs.run(g, pack | got)
     for name, want in zip(got, oracle.rmsnorm(pack["x"], pack["w"], 1e-5), strict=True):
         assert (oracle.ulps(got[name], oracle.rounded(want, torch.bfloat16)) <= 1).all()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_graph_is_not_copied_unseen(way, builds):
+    """A shallow copy shared the list of nodes: what was drawn into it was in the first, whose plans stayed."""
+    g = graphs.new()
+    x = g.tensor([2, 3], name="x", data_type=graphs.FLOAT)
+    g.relu(x).set_output().set_data_type(graphs.FLOAT)
+    if builds:
+        g.build()
+    for of in (g, [x]) if way is not copy.copy else (g,):
+        with pytest.raises(GraphNotSupportedError, match=r"neither copied nor pickled; instead: .*to_json"):
+            way(of)
