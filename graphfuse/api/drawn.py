@@ -20,7 +20,7 @@ from graphfuse.op_graph.freeze import freeze, infer
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.op_methods import OpMethods
 from graphfuse.op_graph.recorded import NodeRecord, Recorded
-from graphfuse.op_graph.tensor import Tensor, checked_name, checked_number, checked_type
+from graphfuse.op_graph.tensor import Tensor, checked_name, checked_number, checked_type, plain_number
 from graphfuse.ops import Op
 
 if TYPE_CHECKING:
@@ -114,12 +114,13 @@ class Drawn(Recorded, OpMethods):
 
         Its rank is inferred from the node that reads it, unless set.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        number: Any = plain_number(value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise GraphTypeError(f"tensor_scalar: value must be an int or float, got {value!r}")
         scalar_type = checked_type(f"tensor {name!r}", scalar_type)
-        value = checked_number(f"tensor {name!r}", value, scalar_type)
+        number = checked_number(f"tensor {name!r}", number, scalar_type)
         t = self._new_tensor(name).set_is_virtual(False).set_is_pass_by_value(True).set_data_type(scalar_type)
-        t.value = value
+        t.value = number
         return t
 
     def concatenate(
@@ -234,7 +235,7 @@ class Drawn(Recorded, OpMethods):
         """The tensor at each port of a node; a number becomes a constant of the graph."""
         inputs = {}
         for port in op.inputs:
-            value: Any = given.get(port.name)
+            value: Any = plain_number(given.get(port.name))
             if value is None and port.optional:
                 continue
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -10,7 +10,7 @@ from graphfuse.api.checks import check_flag, check_unasked, several
 from graphfuse.api.executed import Executed
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
-from graphfuse.base.errors import GraphStateError, GraphTypeError, SerializedError
+from graphfuse.base.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, SerializedError
 from graphfuse.files import json_values
 from graphfuse.op_graph import graph_json
 from graphfuse.op_graph.printing import to_python
@@ -126,6 +126,14 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
         def __getattr__(self, name: str) -> NoReturn:
             cudnn_names.refuse("pygraph", name, cudnn_names.PYGRAPH, self)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuses what `copy` and `pickle` would make: a graph that shares its nodes, or plans that are bound to this
+        process."""
+        raise GraphNotSupportedError(
+            f"graph {self.name!r} is neither copied nor pickled; instead: pygraph.from_json(graph.to_json(), handle), "
+            "or with its plans pygraph(handle=handle).deserialize(graph.serialize())"
+        )
 
     def to_json(self) -> str:
         """The validated graph, with all that was inferred, as JSON that ``from_json`` makes it of again."""

@@ -6,7 +6,7 @@ from typing import Any
 from graphfuse.api.checks import check_unasked
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphTypeError
-from graphfuse.op_graph.tensor import checked_number
+from graphfuse.op_graph.tensor import checked_number, plain_number
 from graphfuse.ops import Attribute, Op
 
 
@@ -42,6 +42,7 @@ def _value(where: str, op: Op, a: Attribute, given: Any) -> Any:
         given = a.default
     if a.several:
         return None if given is None and not a.required else _all_of(where, a, given)
+    given = plain_number(given)
     fits = isinstance(given, a.types) and (bool in a.types or not isinstance(given, bool))
     if not fits:
         accepted = " or ".join(t.__name__ for t in a.types)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -273,6 +274,15 @@ def checked_name(where: str, value: object) -> str:
     if not isinstance(value, str):
         raise GraphTypeError(f"{where}: a name must be a str, got {value!r}")
     return value
+
+
+def plain_number(value: object) -> object:
+    """A number of numpy's as one of Python's; anything else as it is."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def checked_number(where: str, value: float, dtype: data_type) -> float:

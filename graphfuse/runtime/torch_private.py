@@ -6,9 +6,11 @@ slowly, or an answer that costs only speed. Nothing here imports torch: a caller
 
 import functools
 import importlib
+import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 Check = Callable[..., bool]
@@ -239,6 +241,22 @@ def _calling(base: type) -> type:
 def fake_mode() -> type | None:
     """The class of modes under which operations make tensors without data; None where there is none."""
     return _find("_subclasses.fake_tensor.FakeTensorMode")
+
+
+@contextmanager
+def tried_quietly() -> Iterator[None]:
+    """Context in which torch does not log, as the error of a user, that an operation fails on tensors without data in
+    this thread. It raises nevertheless."""
+    here, logger = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.thread != here or record.levelno < logging.ERROR
+
+    logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_kept)
 
 
 def without_modes() -> AbstractContextManager[object]:

@@ -1,7 +1,10 @@
 """The graph's methods: the order of steps, argument checks, and that any change undoes the steps."""
 
+import copy
 import inspect
+import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -243,7 +246,7 @@ def test_outputs_of_rmsnorm_by_phase():
     assert inverse.get_dim() == [4, 1] and inverse.get_data_type() is graphs.FLOAT
 
 
-@pytest.mark.parametrize("number", [2.5, 3, float("inf")])
+@pytest.mark.parametrize("number", [2.5, 3, float("inf"), np.float32(2.5), np.int64(3)])
 @pytest.mark.parametrize("order", ["tensor first", "number first"])
 def test_numbers_are_operands(number, order):
     """Either operand may be a number, and the node's shape follows the tensor."""
@@ -253,7 +256,21 @@ def test_numbers_are_operands(number, order):
     made.set_output().set_name("out")
     data, out = torch.randn(2, 3, 4), torch.empty(2, 3, 4)
     graphs.run(g, {"x": data, "out": out})
-    assert torch.equal(out, data * number)
+    assert torch.equal(out, data * float(number))
+
+
+def test_numbers_of_numpy_are_numbers():
+    """Of a node's arguments, as of extents and of what a variant pack gives."""
+    g, plain = graphs.new(), graphs.new()
+    for graph, real, whole in ((g, np.float32, np.int64), (plain, float, int)):
+        x = graph.tensor([2, 3], name="x")
+        y = graph.softmax(graph.relu(x, negative_slope=real(0.5)), axis=whole(1))
+        graph.add(y, graph.tensor_scalar(real(0.25))).set_output()
+        graph.validate()
+    assert str(g) == str(plain)
+    for wrong in (np.True_, np.array([2.0]), np.complex64(1)):
+        with pytest.raises(GraphTypeError, match="value must be an int or float"):
+            g.tensor_scalar(wrong)
 
 
 def test_build_plans_all_builds_every_plan():
@@ -470,3 +487,17 @@ def test_rounded_statistics_are_computed():
     graphs.run(g, pack | got)
     for name, want in zip(got, oracle.rmsnorm(pack["x"], pack["w"], 1e-5), strict=True):
         assert (oracle.ulps(got[name], oracle.rounded(want, torch.bfloat16)) <= 1).all()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_graph_is_not_copied_unseen(way, builds):
+    """A shallow copy shared the list of nodes: what was drawn into it was in the first, whose plans stayed."""
+    g = graphs.new()
+    x = g.tensor([2, 3], name="x", data_type=graphs.FLOAT)
+    g.relu(x).set_output().set_data_type(graphs.FLOAT)
+    if builds:
+        g.build()
+    for of in (g, [x]) if way is not copy.copy else (g,):
+        with pytest.raises(GraphNotSupportedError, match=r"neither copied nor pickled; instead: .*to_json"):
+            way(of)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse import heur_mode
+from graphfuse import GraphNotSupportedError, heur_mode
 from graphfuse.base.device import for_arch
 from graphfuse.patterns import pointwise
 from graphfuse.planning import plan
@@ -120,3 +120,13 @@ def test_pointwise_nodes_alone_where_a_graph_is_planned_with_them(shape):
     g.execute({"x": x, "a": a, "out": out}, graphs.workspace(g.get_workspace_size()))
     assert len(g._planner.plans[0].parts) == 1
     torch.testing.assert_close(out.double(), F.silu(x.double() * a + a), rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_without_columns_are_left_to_the_reference():
+    g = graphs.new(device="emulator")
+    out = g.relu(g.tensor([1, 0], name="x")).set_output().set_name("out")
+    with pytest.raises(GraphNotSupportedError, match="rows have no columns; accepted: one and more"):
+        g.build([heur_mode.OPENSOURCE])
+    g.build([heur_mode.A])
+    g.execute({"x": torch.empty(1, 0), "out": torch.empty(out.get_dim())})

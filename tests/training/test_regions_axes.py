@@ -178,6 +178,24 @@ def test_extents_that_vary():
     assert len(found) == 1
 
 
+def test_a_result_lies_as_in_eager_mode_whatever_a_region_reads():
+    """Of the sum, the first term is row-major, and the second, which another region's step might make, is not."""
+
+    def function(x, kernel, w):
+        residual = F.conv2d(x, kernel, stride=2).flatten(2).transpose(1, 2) + 1
+        heads = (residual @ w).unflatten(2, (2, 8)).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+        return F.layer_norm(F.linear(attended, w) + residual, (16,))
+
+    run, found = compiled(function, dynamic=True)
+    for samples, width in ((2, 16), (3, 8)):
+        tensors = [torch.randn(shape) for shape in ((samples, 3, 8, width), (16, 3, 2, 2), (16, 16))]
+        got, want = run(*tensors), function(*tensors)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    assert {why for _, why in found} == {""}
+
+
 def test_an_exported_program():
     """The graph as text says how results lie."""
     function, found = compiled(unit)

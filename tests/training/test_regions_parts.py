@@ -1,6 +1,8 @@
 """Parts of rows that are reduced beside the rows, in torch: one region, which computes what eager mode does, and what
 is left with a reason."""
 
+import logging
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -287,3 +289,17 @@ def test_extents_are_asked_of_what_is_given():
     judged.replace_in(module, False)
     asked = [node.args[0].op for node in module.graph.nodes if node.target == "size"]
     assert asked and {*asked} == {"placeholder"}
+
+
+def test_what_is_tried_is_not_logged(monkeypatch):
+    """`repeat` is tried on the parts of rows, which have a dimension more."""
+    logger, said = logging.getLogger("torch._subclasses.fake_tensor"), []
+    monkeypatch.setattr(logger, "handle", lambda record: logger.filter(record) and said.append(record))
+
+    def function(x, w):
+        return (x.view(4, 8, 4) * w).softmax(-1).view(4, 32).repeat(2, 1).softmax(-1)
+
+    x, w = torch.randn(4, 32), torch.randn(4)
+    made = torch.compile(function, backend="graphfuse", options={"then": "eager", "decline": False})(x, w)
+    torch.testing.assert_close(made, function(x, w))
+    assert said == [] and not logger.filters

@@ -323,8 +323,8 @@ class _Assembled:
                 node = translation.node_of.get(value.tensor) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
-                if value.step is not None:  # of which this may be a view
-                    value = translation.values[node]
+                if value.step is not None:  # of which this may be a view; a step's tensor has strides of its own
+                    value = replace(translation.values[node], tensor=translation.recorded(node))
                 key = node, value.aligned()
                 read.setdefault(key, value)
                 placed[step, port] = key
