@@ -193,16 +193,21 @@ def convex(
     joins_readers: Callable[[TensorId], bool] = lambda t: False,
 ) -> frozenset[int]:
     """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
-    back into it by a node that joined, so it can run as one. may_join(index, set so far) decides. Neighbours pass a
-    tensor on to each other, or, if joins_readers(tensor), read the same one."""
+    back into it by a node that joined, so it can run as one. may_join(index, set so far) decides, and is asked again when
+    a neighbour of the node has joined. Neighbours pass a tensor on to each other, or, if joins_readers(tensor), read the
+    same one."""
     grown = frozenset(inside)
-    near, bits = neighbours(graph, grown, joins_readers), sum(1 << i for i in grown)
+    near, bits, refused = neighbours(graph, grown, joins_readers), sum(1 << i for i in grown), set[int]()
     while True:
-        for index in sorted(near):
-            if not _has_detour(graph, index, bits) and may_join(index, grown):
+        for index in sorted(near - refused):
+            if _has_detour(graph, index, bits):
+                continue
+            if may_join(index, grown):
+                beside = neighbours(graph, {index}, joins_readers)
                 grown, bits = grown | {index}, bits | 1 << index
-                near = (near | neighbours(graph, {index}, joins_readers)) - grown
+                near, refused = (near | beside) - grown, refused - beside
                 break
+            refused.add(index)
         else:
             return grown
 
