@@ -192,10 +192,12 @@ def convex(
     may_join: Callable[[int, frozenset[int]], bool],
     joins_readers: Callable[[TensorId], bool] = lambda t: False,
 ) -> frozenset[int]:
-    """The set `inside`, grown by neighbours that may join, their neighbours and so on. No path leads out of the set and
-    back into it by a node that joined, so it can run as one. may_join(index, set so far) decides, and is asked again when
-    a neighbour of the node has joined. Neighbours pass a tensor on to each other, or, if joins_readers(tensor), read the
-    same one."""
+    """The set `inside`, grown by neighbours that may join, their neighbours and so on.
+
+    No path leads out of the set and back into it by a node that joined, so it can run as one. may_join(index, set so
+    far) decides, and is asked again when a neighbour of the node has joined. Neighbours pass a tensor on to each other,
+    or, if joins_readers(tensor), read the same one.
+    """
     grown = frozenset(inside)
     near, bits, refused = neighbours(graph, grown, joins_readers), sum(1 << i for i in grown), set[int]()
     while True:
