@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from graphfuse.torch import fuse
-from graphfuse.torch.fusion.report import Entry, FuseReport
+from graphfuse.torch.analysis.report import Entry, FuseReport
 from support import autoencoders
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "models.md"

@@ -46,7 +46,7 @@ LAYERS = (
 TORCH_LAYERS = (
     ("sharding", "operators"),
     ("modules", "override"),
-    ("fusion",),
+    ("analysis",),
     ("attention", "autoencoders", "regions"),
     ("compile_backend", "whole_models"),
 )

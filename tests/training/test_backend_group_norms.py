@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled, group_norms
-from graphfuse.torch.fusion import cost
 from support.traces import recorded
 
 pytestmark = pytest.mark.torch

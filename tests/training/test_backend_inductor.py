@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch import inductor_pass
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost
 from graphfuse.torch.regions.judged import ELSEWHERE
 from support.compiled import EPS, HIDDEN, became, rows
 

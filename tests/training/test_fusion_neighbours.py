@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions import judged as regions
 from support.traces import ABOVE, BELOW, recorded

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from graphfuse.torch.fusion.recording import graph_of
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.recording import graph_of
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 pytestmark = pytest.mark.torch
 

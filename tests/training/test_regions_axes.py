@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.fusion import cost
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.regions import judged
 from support.traces import as_tuple
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import told
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import told
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, C, found, rows
 from support.traces import BELOW, recorded

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost
 from support.regions import FULL, HALF
 from support.regions import found as regions_of
 from support.traces import as_tuple, recorded

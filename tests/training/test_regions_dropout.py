@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.fusion import cost
+from graphfuse.torch.analysis import cost
 from support.compiled import became
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from graphfuse.engines.rows.engine import RowEngine
 from graphfuse.rows.steps import Pick
 from graphfuse.torch import compile_report
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost
 from support.regions import found
 from support.traces import recorded
 

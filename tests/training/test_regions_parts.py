@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.fusion import cost
 from graphfuse.torch.regions import judged
 from support.regions import FULL, HALF, rows
 from support.regions import found as regions_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.fusion import generated
+from graphfuse.torch.analysis import generated
 from graphfuse.torch.regions.operator import region
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, found, rows

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import graphfuse.torch  # noqa: F401  registers the backend
-from graphfuse.torch.fusion import cost
+from graphfuse.torch.analysis import cost
 from graphfuse.torch.regions import judged
 from support.compared import differences
 from support.random_functions import random_function

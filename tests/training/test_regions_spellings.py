@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.fusion import generated
+from graphfuse.torch.analysis import generated
 from graphfuse.torch.regions import judged
 from support.traces import BELOW, FULL, HIDDEN, as_tuple, full, given, recorded
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.fusion import generated
+from graphfuse.torch.analysis import generated
 from graphfuse.torch.regions import composites, judged
 from graphfuse.torch.regions.operator import region
 from support.regions import BINARY16, FULL, HALF, C, T, found, rows, summed

@@ -12,9 +12,9 @@ from torch.fx.node import map_aggregate, map_arg
 
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
+from graphfuse.torch.analysis.meaning import called, is_op, may_write, value, writes
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.attention.mask import Seen, allows
-from graphfuse.torch.fusion.meaning import called, is_op, may_write, value, writes
-from graphfuse.torch.fusion.reached import reached
 
 LARGEST = 1 << 31
 """Bytes of a tensor that is computed, at most: a mask of 32,768 x 32,768 truth values is half of it."""

@@ -17,14 +17,14 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
+from graphfuse.torch.analysis import surroundings
+from graphfuse.torch.analysis.meaning import changes, exact, is_op
+from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
+from graphfuse.torch.analysis.set_forward import RUN_ON
+from graphfuse.torch.analysis.source import syntax_tree
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.attention.sinks import TYPES, attention_with_sinks
-from graphfuse.torch.fusion import surroundings
-from graphfuse.torch.fusion.meaning import changes, exact, is_op
-from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
-from graphfuse.torch.fusion.set_forward import RUN_ON
-from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import ForwardDeclined
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"

@@ -12,6 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphfuse.torch.analysis.meaning import arguments, called, is_changed, is_op, may_write, value
+from graphfuse.torch.analysis.new_nodes import permuted
+from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.analysis.surroundings import Regions
 from graphfuse.torch.attention.constant import Constants
 from graphfuse.torch.attention.mask import Seen
 from graphfuse.torch.attention.operator import (
@@ -25,11 +30,6 @@ from graphfuse.torch.attention.operator import (
 )
 from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
-from graphfuse.torch.fusion.meaning import arguments, called, is_changed, is_op, may_write, value
-from graphfuse.torch.fusion.new_nodes import permuted
-from graphfuse.torch.fusion.reached import reached
-from graphfuse.torch.fusion.report import Entry
-from graphfuse.torch.fusion.surroundings import Regions
 
 NAME = "scaled_dot_product_attention"
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

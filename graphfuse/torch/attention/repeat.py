@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import Meaning, arguments, called, is_op, permutation, value
+from graphfuse.torch.analysis.meaning import Meaning, arguments, called, is_op, permutation, value
 
 HEADS = 1
 """The dimension of heads, of four."""

@@ -13,14 +13,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.attention.constant import Constants
-from graphfuse.torch.attention.mask import Seen
-from graphfuse.torch.attention.masked import erase
-from graphfuse.torch.attention.operator import Options, kernel_of
-from graphfuse.torch.attention.repeat import repeated
-from graphfuse.torch.attention.sinks import NAME, TYPES
-from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import (
+from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis.meaning import (
     called,
     changes,
     dtype,
@@ -38,9 +32,15 @@ from graphfuse.torch.fusion.meaning import (
     value,
     writes,
 )
-from graphfuse.torch.fusion.new_nodes import put, tell_as
-from graphfuse.torch.fusion.reached import reached
-from graphfuse.torch.fusion.report import Entry
+from graphfuse.torch.analysis.new_nodes import put, tell_as
+from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.attention.constant import Constants
+from graphfuse.torch.attention.mask import Seen
+from graphfuse.torch.attention.masked import erase
+from graphfuse.torch.attention.operator import Options, kernel_of
+from graphfuse.torch.attention.repeat import repeated
+from graphfuse.torch.attention.sinks import NAME, TYPES
 
 _aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
+from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
 from graphfuse.torch.autoencoders import known
-from graphfuse.torch.fusion.set_forward import RUN_ON, is_plain
 
 MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
 

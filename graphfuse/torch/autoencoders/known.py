@@ -12,8 +12,8 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.source import syntax_tree
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 CONVOLUTION = "causal convolution"
 NORM = "norm of channels"

@@ -9,10 +9,10 @@ from types import FunctionType, MethodType
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import fault, known, wan
 from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
-from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry
 
 _TURNED = "_graphfuse_turned"
 _FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}

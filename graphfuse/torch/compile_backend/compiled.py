@@ -14,15 +14,15 @@ import torch
 from rich.console import Group
 from torch.fx import GraphModule, Node
 
+from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis.meaning import has_gradient
+from graphfuse.torch.analysis.new_nodes import become
+from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.attention import masked as attention
 from graphfuse.torch.attention import sinks_in_graphs as sinks
 from graphfuse.torch.compile_backend import group_norms, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses
-from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import has_gradient
-from graphfuse.torch.fusion.new_nodes import become
-from graphfuse.torch.fusion.report import Entry, FuseReport
 from graphfuse.torch.regions import judged as regions_of
 from graphfuse.torch.regions.choose import TorchRegion
 

@@ -10,9 +10,9 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.tensor_parameter import FLOATS
-from graphfuse.torch.fusion import cost, generated, surroundings
-from graphfuse.torch.fusion.meaning import called, dtype, value, writes
-from graphfuse.torch.fusion.new_nodes import put, record
+from graphfuse.torch.analysis import cost, generated, surroundings
+from graphfuse.torch.analysis.meaning import called, dtype, value, writes
+from graphfuse.torch.analysis.new_nodes import put, record
 
 _KEYS = 2**24
 """Seeds and offsets are float32, which has all integers up to this."""

@@ -13,9 +13,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.functional.tensor_parameter import FLOATS
-from graphfuse.torch.fusion import cost, surroundings
-from graphfuse.torch.fusion.meaning import arguments, called, is_changed, value
-from graphfuse.torch.fusion.new_nodes import put, tell_as
+from graphfuse.torch.analysis import cost, surroundings
+from graphfuse.torch.analysis.meaning import arguments, called, is_changed, value
+from graphfuse.torch.analysis.new_nodes import put, tell_as
 from graphfuse.torch.operators import channel_moments
 
 LEAST = 1 << 22

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.losses import MOST_IGNORED
-from graphfuse.torch.fusion import generated, surroundings
-from graphfuse.torch.fusion.meaning import arguments, called, dtype, exact, is_changed, is_op, same, value, wide
-from graphfuse.torch.fusion.new_nodes import put, record, tell_as
+from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis.meaning import arguments, called, dtype, exact, is_changed, is_op, same, value, wide
+from graphfuse.torch.analysis.new_nodes import put, record, tell_as
 from graphfuse.torch.regions.replace import erase_unread
 
 _REDUCTIONS = ("none", "mean", "sum")

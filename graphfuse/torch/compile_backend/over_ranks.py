@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.analysis.meaning import value
 from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.over_ranks import can_be_summed, region_over_ranks, summed
 

@@ -16,9 +16,9 @@ from graphfuse.base.dtypes import data_type, from_foreign
 from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.aten_calls import Call
-from graphfuse.torch.fusion.meaning import called, same
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis.aten_calls import Call
+from graphfuse.torch.analysis.meaning import called, same
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}

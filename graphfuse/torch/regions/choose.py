@@ -17,10 +17,10 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.linked import linked
-from graphfuse.torch.fusion.meaning import hint, is_changed, several, told
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.linked import linked
+from graphfuse.torch.analysis.meaning import hint, is_changed, several, told
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups

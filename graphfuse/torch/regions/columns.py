@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphfuse.torch.fusion.meaning import same
+from graphfuse.torch.analysis.meaning import same
 
 
 @dataclass(frozen=True, order=True)

@@ -11,9 +11,9 @@ import torch
 
 from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.aten_calls import Call, is_view
-from graphfuse.torch.fusion.meaning import called, has_gradient, same, told
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.aten_calls import Call, is_view
+from graphfuse.torch.analysis.meaning import called, has_gradient, same, told
 from graphfuse.torch.regions.call_drawing import (
     FP8,
     SMALL_INTEGERS,

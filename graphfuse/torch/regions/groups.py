@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import called, is_op, same, value
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import called, is_op, same, value
 from graphfuse.torch.regions.turned import stacked, turned_within
 
 _OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})

@@ -11,10 +11,10 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.base.device import Device
 from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
-from graphfuse.torch.fusion import cost, generated, surroundings
-from graphfuse.torch.fusion.aten_calls import mistold
-from graphfuse.torch.fusion.cost import Judged, MeasuredCase
-from graphfuse.torch.fusion.meaning import (
+from graphfuse.torch.analysis import cost, generated, surroundings
+from graphfuse.torch.analysis.aten_calls import mistold
+from graphfuse.torch.analysis.cost import Judged, MeasuredCase
+from graphfuse.torch.analysis.meaning import (
     called,
     has_gradient,
     hint,
@@ -25,8 +25,8 @@ from graphfuse.torch.fusion.meaning import (
     with_types_said,
     without_writes,
 )
-from graphfuse.torch.fusion.neighbours import TakenNodes, elements, is_small, largest
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis.neighbours import TakenNodes, elements, is_small, largest
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs

@@ -24,7 +24,7 @@ from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.over_ranks import PEERS
 from graphfuse.op_graph.freeze import infer
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.meaning import value
+from graphfuse.torch.analysis.meaning import value
 from graphfuse.torch.regions.graphs import RegionGraphs, read_input
 from graphfuse.torch.regions.operator import RegionOperator, without_values
 from graphfuse.torch.regions.program import Program, ProgramStep, Result, Source

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import KEYS, changes, may_write, same, told, writes
-from graphfuse.torch.fusion.new_nodes import permuted, put, record, tell_as
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import KEYS, changes, may_write, same, told, writes
+from graphfuse.torch.analysis.new_nodes import permuted, put, record, tell_as
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 

@@ -15,8 +15,8 @@ from itertools import islice
 import torch
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import (
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import (
     called,
     dtype,
     exact,
@@ -28,8 +28,8 @@ from graphfuse.torch.fusion.meaning import (
     same,
     value,
 )
-from graphfuse.torch.fusion.new_nodes import put
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis.new_nodes import put
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions.replace import erase_unread
 from graphfuse.torch.regions.turned import are_of_one_shape, of_pairs, stacked
 

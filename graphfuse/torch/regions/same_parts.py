@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.aten_calls import Call, given
-from graphfuse.torch.fusion.meaning import several, tensors
+from graphfuse.torch.analysis.aten_calls import Call, given
+from graphfuse.torch.analysis.meaning import several, tensors
 
 _POINTS = frozenset((0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, 200.0))
 """Beside their negatives and the numbers that the operator is given: usual limits, and what overflows on the way."""

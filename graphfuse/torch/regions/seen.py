@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from graphfuse.base.dtypes import from_foreign
-from graphfuse.torch.fusion.meaning import hint, same
+from graphfuse.torch.analysis.meaning import hint, same
 from graphfuse.torch.regions.columns import ColumnAxes
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.program import RowExtents

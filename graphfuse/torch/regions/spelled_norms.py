@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions.call_drawing import TO_BOOL
 from graphfuse.torch.regions.program import Program, ProgramStep, Source, number_of
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, tensors, told
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import hint, tensors, told
 
 
 def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:

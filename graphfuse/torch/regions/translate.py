@@ -13,9 +13,9 @@ from torch.fx.node import map_aggregate
 
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
-from graphfuse.torch.fusion.aten_calls import Call, calls_of, parts_of
-from graphfuse.torch.fusion.meaning import has_gradient, hint, several, tensors, told
-from graphfuse.torch.fusion.meaning import value as value_of
+from graphfuse.torch.analysis.aten_calls import Call, calls_of, parts_of
+from graphfuse.torch.analysis.meaning import has_gradient, hint, several, tensors, told
+from graphfuse.torch.analysis.meaning import value as value_of
 from graphfuse.torch.regions.call_drawing import (
     ROUNDED,
     AlongAnother,

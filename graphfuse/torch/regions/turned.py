@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion.meaning import arguments, called, end_of, is_last, is_op, joined, same, value
+from graphfuse.torch.analysis.meaning import arguments, called, end_of, is_last, is_op, joined, same, value
 
 _WITHIN = frozenset({"stack", "unbind", "select", "getitem"})
 """Names of what stands in a turn, beside slices, views and negations."""

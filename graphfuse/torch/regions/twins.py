@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch.fx import Graph
 
-from graphfuse.torch.fusion.meaning import same, told
+from graphfuse.torch.analysis.meaning import same, told
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.program import Program

@@ -17,12 +17,12 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import is_op, told, value
-from graphfuse.torch.fusion.reads import hold, watched
-from graphfuse.torch.fusion.set_forward import RUN_ON
-from graphfuse.torch.fusion.symbols import why_left
-from graphfuse.torch.fusion.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import is_op, told, value
+from graphfuse.torch.analysis.reads import hold, watched
+from graphfuse.torch.analysis.set_forward import RUN_ON
+from graphfuse.torch.analysis.symbols import why_left
+from graphfuse.torch.analysis.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs

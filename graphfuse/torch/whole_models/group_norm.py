@@ -10,8 +10,8 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.operators.channel_kernels import scaled_channels, scaled_channels_silu
 from graphfuse.torch.operators.channel_moments import in_pieces, moments
 

@@ -20,13 +20,13 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.runtime.fastcall import text, written
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import PARTS, called, is_op, writes
-from graphfuse.torch.fusion.own_forward import OwnForward, own_forward
-from graphfuse.torch.fusion.reads import is_plain, watched
-from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import PARTS, called, is_op, writes
+from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
+from graphfuse.torch.analysis.reads import is_plain, watched
+from graphfuse.torch.analysis.source import syntax_tree
+from graphfuse.torch.analysis.symbols import ForwardDeclined
+from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.layer_trace import REST, LayerTrace, TakenArguments, parts_of, side_by_side, traces

@@ -11,10 +11,10 @@ from types import FunctionType
 import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
-from graphfuse.torch.fusion import interpreter
-from graphfuse.torch.fusion.meaning import name_of, number_of_pairs
-from graphfuse.torch.fusion.reads import SELF, Read, is_plain
-from graphfuse.torch.fusion.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
+from graphfuse.torch.analysis import interpreter
+from graphfuse.torch.analysis.meaning import name_of, number_of_pairs
+from graphfuse.torch.analysis.reads import SELF, Read, is_plain
+from graphfuse.torch.analysis.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
 
 REST = "_graphfuse_rest"
 """Keyword that stands for `**` of a mapping in the calls of a trace."""

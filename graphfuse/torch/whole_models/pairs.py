@@ -7,10 +7,10 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry
-from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.fusion.traced import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.analysis.symbols import ForwardDeclined
+from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models import group_norm
 from graphfuse.torch.whole_models.forward import together
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused

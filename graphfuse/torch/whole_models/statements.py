@@ -11,8 +11,8 @@ from types import CellType, CodeType, FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.source import syntax_tree
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 _JOINED = "_graphfuse_joined"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -18,10 +18,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import Graph, GraphModule
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.reads import hold, watched
-from graphfuse.torch.fusion.set_forward import RUN_ON, is_plain
-from graphfuse.torch.fusion.symbols import ForwardDeclined
-from graphfuse.torch.fusion.traced import CallSequence, Source, Tensors, recorded, sources_of, tensors_of, unchanging
+from graphfuse.torch.analysis.reads import hold, watched
+from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
+from graphfuse.torch.analysis.symbols import ForwardDeclined
+from graphfuse.torch.analysis.traced import CallSequence, Source, Tensors, recorded, sources_of, tensors_of, unchanging
 from graphfuse.torch.regions import judged
 
 Modules = Sequence[torch.nn.Module]

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from graphfuse.base.errors import ModelError
 from graphfuse.functional import symmetric
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion import set_forward
-from graphfuse.torch.fusion.report import Entry
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 

@@ -7,7 +7,7 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 _CHECKPOINTING = "transformers.modeling_layers"
 _DEPRECATION = "transformers.utils.deprecation"

@@ -5,8 +5,8 @@ import functools
 import linecache
 from types import CodeType, FunctionType
 
-from graphfuse.torch.fusion.reached import reached
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 Tree = ast.FunctionDef | ast.Lambda
 

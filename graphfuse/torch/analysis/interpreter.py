@@ -18,9 +18,9 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType,
 import torch
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.fusion.reads import SELF, is_plain
-from graphfuse.torch.fusion.source import syntax_tree
-from graphfuse.torch.fusion.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
+from graphfuse.torch.analysis.reads import SELF, is_plain
+from graphfuse.torch.analysis.source import syntax_tree
+from graphfuse.torch.analysis.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
 
 _DEPTH = 8
 _FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from graphfuse.torch.fusion.linked import linked
-from graphfuse.torch.fusion.meaning import value
-from graphfuse.torch.fusion.neighbours import TakenNodes
+from graphfuse.torch.analysis.linked import linked
+from graphfuse.torch.analysis.meaning import value
+from graphfuse.torch.analysis.neighbours import TakenNodes
 
 REACH = 16
 """A measured case stands for rows and columns up to this factor away."""

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from graphfuse.torch.fusion.meaning import KEYS
+from graphfuse.torch.analysis.meaning import KEYS
 
 
 def put(graph: Graph, operation: Callable[..., object], *given: object) -> Node:

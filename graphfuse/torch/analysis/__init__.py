@@ -3,6 +3,6 @@
 ``regions`` finds there what is one kernel; ``whole_models`` and ``compile_backend`` put that in place.
 """
 
-from graphfuse.torch.fusion.report import Entry, FuseReport
+from graphfuse.torch.analysis.report import Entry, FuseReport
 
 __all__ = ["Entry", "FuseReport"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from graphfuse.torch.fusion.meaning import op
+from graphfuse.torch.analysis.meaning import op
 
 # Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
 _MODES = frozenset(

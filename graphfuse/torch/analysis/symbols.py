@@ -7,7 +7,7 @@ from types import FunctionType
 
 import torch
 
-from graphfuse.torch.fusion.reads import Read
+from graphfuse.torch.analysis.reads import Read
 
 
 class ForwardDeclined(Exception):

@@ -12,8 +12,8 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.meaning import called, same, several, tensors, told, writes
-from graphfuse.torch.fusion.own_kernels import SPELLED
+from graphfuse.torch.analysis.meaning import called, same, several, tensors, told, writes
+from graphfuse.torch.analysis.own_kernels import SPELLED
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,9 @@ from functools import cached_property
 
 from torch.fx import Node
 
-from graphfuse.torch.fusion import generated
-from graphfuse.torch.fusion.meaning import hint, is_op, same, value
-from graphfuse.torch.fusion.reached import reached
+from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis.meaning import hint, is_op, same, value
+from graphfuse.torch.analysis.reached import reached
 
 _NAMED = 4
 """How many operations a text names of what crosses at one place."""

@@ -15,12 +15,12 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.fusion.generated import is_repeatable
-from graphfuse.torch.fusion.interpreter import run
-from graphfuse.torch.fusion.meaning import MEANING, called, changes, name_of, without_writes
-from graphfuse.torch.fusion.reads import SELF, Read, is_plain
-from graphfuse.torch.fusion.recording import graph_of
-from graphfuse.torch.fusion.symbols import Domain, ForwardDeclined, TensorMethod
+from graphfuse.torch.analysis.generated import is_repeatable
+from graphfuse.torch.analysis.interpreter import run
+from graphfuse.torch.analysis.meaning import MEANING, called, changes, name_of, without_writes
+from graphfuse.torch.analysis.reads import SELF, Read, is_plain
+from graphfuse.torch.analysis.recording import graph_of
+from graphfuse.torch.analysis.symbols import Domain, ForwardDeclined, TensorMethod
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())

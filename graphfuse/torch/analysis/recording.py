@@ -8,8 +8,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.fusion.meaning import several
-from graphfuse.torch.fusion.symbols import ForwardDeclined
+from graphfuse.torch.analysis.meaning import several
+from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 
 def graph_of(function: Callable[..., Sequence[torch.Tensor]], given: Sequence[torch.Tensor]) -> Graph:

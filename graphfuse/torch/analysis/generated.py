@@ -12,8 +12,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from graphfuse.runtime.kept import make_room
-from graphfuse.torch.fusion.aten_calls import Call, calls_of, is_view, parts_of
-from graphfuse.torch.fusion.meaning import (
+from graphfuse.torch.analysis.aten_calls import Call, calls_of, is_view, parts_of
+from graphfuse.torch.analysis.meaning import (
     MEANING,
     OURS,
     PARTS,
