@@ -17,8 +17,9 @@ from graphfuse.emulator import store
 from graphfuse.emulator.store import LibraryStore
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
-# -g1 has the lines and inlined functions that reports name; -g would double the time of sanitizer builds.
-_COMMON = ("-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-ffp-contract=off")
+_COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
+# The lines and inlined functions that reports of sanitizers name; -g would double the time of such a build.
+_LINES = "-g1"
 # Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
 _KERNEL = ("-fvisibility=hidden", "-w", "-shared", "-Wl,-rpath,$ORIGIN")
 # What a kernel's library calls itself. All else that a linker would look through, for longer than it links, comes with
@@ -40,10 +41,10 @@ class Build(enum.Enum):
     # Threads' turns are what takes long to run; more optimization makes only compiling longer.
     LIBRARY = ("-Og",)
     # Nothing is optimized away before its address is checked.
-    ADDRESS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    ADDRESS = (_LINES, "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     # Below -O2, GCC 12 does not instrument the storing of a structure that a function returned; nor, at any level, that
     # by a function that is called, so that all are a part of the kernel. Elsewhere calls are less to compile.
-    RACE = ("-O2", "-fsanitize=thread", "-DGF_INLINED")
+    RACE = (_LINES, "-O2", "-fsanitize=thread", "-DGF_INLINED")
 
 
 def build(source: str, entry: str, what: Build) -> Path:
@@ -174,7 +175,7 @@ def _part(compiler: Compiler, name: str, sources: str, kept: LibraryStore) -> Pa
         for header in ("fiber.hpp", "launch.hpp", "sanitizers.hpp"):
             Path(includes, header).write_text(_runtime_source(header))
         Path(includes, "host.cuh").write_text(template("graphfuse.codegen.headers", "host.cuh"))
-        command = ("-O2", "-c", "-I", includes, "-x", "c++", "-")
+        command = (_LINES, "-O2", "-c", "-I", includes, "-x", "c++", "-")
         made = _compile(compiler, command, text, lambda log: f"{compiler} did not compile the emulator's {name}", text)
     return kept.keep(entry, made)
 
