@@ -105,7 +105,7 @@ def part_reasons(facts: RowFacts, chunk: int, most: int = 1) -> Iterator[str]:
 def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
     """Why a program's tensors or row axes are refused. columns_apart: columns may have any stride."""
     if not facts.columns:
-        yield f"{facts.node}: rows have no columns; accepted: one and more"
+        yield f"{facts.node}: rows have no columns; accepted: one or more"
     for view in (part for whole in facts.program.inputs for part in whole.parts):
         accepted = READ if view.columns or columns_apart else READ + INTEGERS
         yield from _view_reasons(facts, "input", view, accepted, 0, columns_apart)

@@ -126,7 +126,7 @@ def test_pointwise_nodes_alone_where_a_graph_is_planned_with_them(shape):
 def test_rows_without_columns_are_left_to_the_reference():
     g = graphs.new(device="emulator")
     out = g.relu(g.tensor([1, 0], name="x")).set_output().set_name("out")
-    with pytest.raises(GraphNotSupportedError, match="rows have no columns; accepted: one and more"):
+    with pytest.raises(GraphNotSupportedError, match="rows have no columns; accepted: one or more"):
         g.build([heur_mode.OPENSOURCE])
     g.build([heur_mode.A])
     g.execute({"x": torch.empty(1, 0), "out": torch.empty(out.get_dim())})
