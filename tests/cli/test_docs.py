@@ -76,7 +76,7 @@ def test_every_error_is_told_with_its_bases():
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_files_and_targets_of_a_guide_are_there(guide):
     text = guide.read_text()
-    paths = {path for path in re.findall(r"[\w.]+(?:/[\w.]+)+/?", text) if path.split("/")[0] in FOLDERS}
+    paths = {path for path in re.findall(r"[\w.-]+(?:/[\w.-]+)+/?", text) if path.split("/")[0] in FOLDERS}
     assert paths or guide.name != "CONTRIBUTING.md"
     for path in paths:
         assert (ROOT / path.rstrip(".")).exists(), path
