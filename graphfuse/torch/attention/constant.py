@@ -1,7 +1,8 @@
-"""What a node of a graph is, where it is computed from numbers of the graph alone: no input, parameter or buffer.
+"""Values of graph nodes that depend on constants alone: on no input, parameter or buffer.
 
-Such a node is computed here, on the CPU, in whatever steps a graph has it. Only operations are that make the same on
-every device and each time. What changes the nodes in place is computed with them, in the graph's order.
+Such a node is evaluated on the CPU, whichever steps produce it in the graph. Only operations whose result is the same
+on every device and in every run are evaluated. In-place changes of the nodes are evaluated with them, in the graph's
+order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.attention.mask import Seen, allows
 
 LARGEST = 1 << 31
-"""Bytes of a tensor that is computed, at most: a mask of 32,768 x 32,768 truth values is half of it."""
+"""Largest size in bytes of an evaluated tensor. A boolean mask of 32,768 x 32,768 takes half of it."""
 
 _MAKING = "arange eye full ones scalar_tensor tensor tril_indices triu_indices zeros"
 _NEW = """
@@ -35,21 +36,21 @@ _MAY_BE_VIEWS = """
 _IN_PLACE = "copy_ fill_ iadd iand imul ior isub ixor setitem zero_"
 _KNOWN = frozenset(" ".join((_MAKING, _NEW, _MAY_BE_VIEWS, _IN_PLACE)).split())
 _FRESH = frozenset(f"{_MAKING} {_NEW}".split())
-"""Names of what makes a tensor of its own."""
+"""Names of operations whose result has its own memory."""
 _ARITHMETIC = "add sub mul div pow square sqrt rsqrt reciprocal neg cos sin mean sum cat silu sigmoid".split()
 _OTHERWISE_SUMMED = frozenset({"cumsum"})
-"""Names of what another device may round otherwise."""
+"""Names of operations that another device may round differently."""
 
 
 class Constants:
-    """Values of nodes of a graph. Each is computed once."""
+    """Values of nodes of a graph. Each is evaluated once."""
 
     def __init__(self) -> None:
         self._found: dict[Node, tuple[torch.Tensor | str, Sequence[Node]]] = {}
         self._allowed: dict[object, Seen | None] = {}
 
     def value(self, node: Node, reader: Node) -> torch.Tensor | str:
-        """Value of a node where `reader` reads it; or why that is not known."""
+        """The node's value at the time when `reader` reads it, or the reason why it is unknown."""
         found, steps = self._of(node)
         late = (step for step in steps if writes(step) and step > reader)
         return f"{step.name} changes it later" if (step := next(late, None)) else found
@@ -57,7 +58,8 @@ class Constants:
     def allowed(
         self, mask: Node, reader: Node, queries: object, keys: object, is_inverted: bool = False
     ) -> tuple[Seen | None, str]:
-        """Keys that so many queries see by a mask, or why it stays. is_inverted: whether it has the others."""
+        """The keys that a mask lets queries attend to; or None, with the reason why the mask stays. queries, keys:
+        numbers of tokens. is_inverted: whether the mask is True for the keys that are not attended to."""
         if not isinstance(queries, int) or not isinstance(keys, int):
             return None, "its mask stays: numbers of tokens vary"
         found = self.value(mask, reader)
@@ -70,7 +72,7 @@ class Constants:
         return kind, "" if kind else "its mask is neither causal, nor a window of the last keys, nor all true"
 
     def steps(self, node: Node) -> Sequence[Node]:
-        """The nodes that make one whose value is known, in order."""
+        """The nodes that compute a node with a known value, in order; it is the last."""
         return self._of(node)[1]
 
     def _of(self, node: Node) -> tuple[torch.Tensor | str, Sequence[Node]]:
@@ -89,7 +91,7 @@ class Constants:
 
 
 def _why_not(node: Node) -> str:
-    """Why a node is not computed; "" where it is."""
+    """The reason why a node is not evaluated; "" if it is."""
     like = value(node)
     if node.op in ("placeholder", "get_attr"):
         return f"it is computed from {node.name}" if like is not None else "sizes that it is computed from vary"
@@ -117,7 +119,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _changing(node: Node) -> Iterator[Node]:
-    """The nodes that change one in place, or might: through whatever may share its memory."""
+    """The nodes that change a node's tensor in place, or may: directly or through a tensor that may share its
+    memory."""
 
     def sharing(one: Node) -> Iterator[Node]:
         is_fresh = called(one) in _FRESH or is_op(one, *_ARITHMETIC)
@@ -137,7 +140,7 @@ def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:
                 kwargs |= {"device": "cpu"}
             call = getattr(torch.Tensor, str(step.target)) if step.op == "call_method" else step.target
             made[step] = call(*args, **kwargs)
-            if _is_copied_between_devices(step):  # here it may be the same tensor
+            if _is_copied_between_devices(step):  # on the CPU, it may be the same tensor
                 made[step] = made[step].clone()
             for read in step.all_input_nodes:
                 left[read] -= 1
@@ -153,9 +156,9 @@ def _is_copied_between_devices(step: Node) -> bool:
 
 
 def _on_cpu(given: object, step: Node) -> object:
-    """Arguments of a call, with the CPU for every other device."""
+    """Arguments of a call, with every device replaced by the CPU."""
     if isinstance(given, dict):
         return {name: "cpu" if name == "device" and v is not None else _on_cpu(v, step) for name, v in given.items()}
-    if called(step) == "to" and isinstance(given, tuple):  # which takes names and numbers of devices, too
+    if called(step) == "to" and isinstance(given, tuple):  # `to` also takes names and numbers of devices
         given = tuple("cpu" if isinstance(v, str) or type(v) is int else v for v in given)
     return map_aggregate(given, lambda v: torch.device("cpu") if isinstance(v, torch.device) else v)

@@ -1,9 +1,9 @@
-"""Modules whose attention has sinks, in place: what a forward calls for attention, where its model chose "eager".
+"""A forward with the operator of attention with sinks, for modules whose model has chosen "eager" attention.
 
-The attention modules of transformers ask ``ALL_ATTENTION_FUNCTIONS`` for the implementation that the configuration
-names, and give their file's ``eager_attention_forward`` for the one that is not there by name. That function is traced;
-where it is attention with sinks, the module gets its class's forward with the operator under that name. Other modules,
-other implementations and the configuration stay as they are.
+The attention modules of transformers look up ``ALL_ATTENTION_FUNCTIONS`` by the implementation that the configuration
+names. The default is ``eager_attention_forward`` of the model's file. This function is traced. If it computes attention
+with sinks, the module gets its class's forward with the operator in place of the function. Other modules, other
+implementations and the configuration stay as they are.
 """
 
 import ast
@@ -38,8 +38,8 @@ _called_plainly, _differentiates_forward = torch_private.called_plainly(), torch
 
 
 def recognized(module: torch.nn.Module) -> FunctionType | str | None:
-    """The new forward of a module whose attention has sinks, or why it keeps its own. None of a module that has none,
-    as far as can be seen."""
+    """The new forward of a module whose attention has sinks, or the reason why the module keeps its own. None if the
+    module does not seem to have attention with sinks."""
     unwrapped = inspect.unwrap(type(module).forward)
     names = getattr(getattr(unwrapped, "__code__", None), "co_names", ())
     vectors = [n for n, p in module.named_parameters(recurse=False) if p.dim() == 1 and p.is_floating_point()]
@@ -48,7 +48,7 @@ def recognized(module: torch.nn.Module) -> FunctionType | str | None:
     try:
         eager = unwrapped.__globals__[EAGER]
         ways = [_traced(module, vectors, eager, *way) for way in ((False, True), (True, True), (False, False))]
-    except Exception:  # of a stranger's function, which was written for other inputs
+    except Exception:  # any error of a foreign function, which was not written for these inputs
         return None
     if any(way != ways[0] for way in ways):
         return _OTHERWISE
@@ -65,13 +65,13 @@ def recognized(module: torch.nn.Module) -> FunctionType | str | None:
         return f"its attention is {chosen}; the operator takes the place of eager"
     read = {n: v for n, v in vars(module).items() if n in eager.__code__.co_names and n != "training"}
     constants = {n: v for n, v in read.items() if isinstance(v, bool | int | float | str | None)}
-    if constants.keys() != read.keys():  # whose parts may change
+    if constants.keys() != read.keys():  # the parts of other values may change
         return _OTHERWISE
     return _forward_of(own, ways[0], constants)
 
 
 def _why_left(cls: type, eager: FunctionType) -> str:
-    """Why a function of modules of a class may compute something else than what was traced; "" where it does not."""
+    """The reason why a function may compute something else than its traces show; "" if it cannot."""
     parameters = inspect.signature(eager).parameters.values()
     rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
     others = {p.name for p in parameters} - rest - {*_GIVEN, "module", "scaling", "dropout"}
@@ -90,7 +90,8 @@ def _why_left(cls: type, eager: FunctionType) -> str:
 def _traced(
     module: torch.nn.Module, vectors: list[str], eager: Callable[..., object], training: bool, has_mask: bool
 ) -> str | None:
-    """The name of the parameter that has the sinks, of a function that is attention with them; or why none has."""
+    """The name of the parameter with the sinks, if a function computes attention with them. Otherwise the reason why
+    not, or None if nothing in its trace is attention with sinks."""
     heads = {module.get_parameter(name).shape[0] for name in vectors}
     if len(heads) != 1:
         return None
@@ -129,25 +130,25 @@ def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | Non
 
 
 def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> FunctionType:
-    """A class's forward which calls the operator where it would call its file's function. constants: what that reads of
-    the module."""
+    """A class's forward, with the operator in place of its file's function. constants: values that the file's function
+    reads from the module."""
     code, theirs = own.function.__code__, own.function.__globals__
     read = {n: theirs[n] for names in (code.co_names, theirs[EAGER].__code__.co_names) for n in names if n in theirs}
-    # Without the name of a module, in whose place a compiler would look for them.
+    # Without the module's name, under which a compiler would look these globals up.
     names = {n: v for n, v in theirs.items() if n != "__name__"} | {EAGER: _attention(read[EAGER], name, constants)}
     function = FunctionType(code, names, code.co_name, own.function.__defaults__, own.function.__closure__)
     function.__kwdefaults__ = own.function.__kwdefaults__
 
     def holds(_: torch.nn.Module) -> bool:
-        """True if nobody changed since what a forward reads of its file."""
+        """True if the globals that the forward reads are unchanged."""
         return is_dynamo_compiling() or all(theirs.get(n) is v for n, v in read.items())
 
     return own.replaced(function, holds)
 
 
 def _attention(own: Callable[..., object], name: str, constants: Mapping[str, object]) -> Callable[..., object]:
-    """Function in the place of the file's, which calls that where the operator computes something else, or somebody
-    may want to see the probabilities."""
+    """A function that runs the operator in place of the file's function. The file's function still runs if it would
+    compute something else, or if the probabilities may be requested."""
 
     expected = tuple(constants.items())
 
@@ -165,14 +166,16 @@ def _attention(own: Callable[..., object], name: str, constants: Mapping[str, ob
 
 def _are_taken(q: object, k: object, v: object, vector: object, mask: object) -> bool:
     full = (q, k, v, vector, *([] if mask is None else [mask]))
-    if not all(isinstance(t, torch.Tensor) and t.dtype in TYPES for t in full):  # a mask of bool would be added
+    # the file's function would add a boolean mask
+    if not all(isinstance(t, torch.Tensor) and t.dtype in TYPES for t in full):
         return False
-    if mask is not None and mask.shape[-1] not in (1, k.shape[2]):  # of a longer cache: the file's function cuts it
+    # mask of a longer cache, which the file's function slices
+    if mask is not None and mask.shape[-1] not in (1, k.shape[2]):
         return False
     device = q.device.type
     if device not in RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
         return False
-    if any(hasattr(type(t), "__tensor_flatten__") for t in full):  # DTensors, and others that are more than a tensor
+    if any(hasattr(type(t), "__tensor_flatten__") for t in full):  # DTensors and other wrappers of tensors
         return False
     if torch.is_autocast_enabled(device) or mask is not None and mask.requires_grad:
         return False

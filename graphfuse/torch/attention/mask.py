@@ -1,17 +1,17 @@
-"""What an attention mask allows, by its values."""
+"""Classification of attention masks by their values: all keys, causal, or a causal window."""
 
 from dataclasses import dataclass
 
 import torch
 
 _AT_ONCE = 1 << 26
-"""Elements that are compared at once."""
+"""Number of elements that one comparison reads."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Keys that queries see. is_causal: each the keys up to its own place alone. window: how many of these, the last
-    ones; None for all."""
+    """The keys that queries attend to. is_causal: whether each query attends only to keys up to its own position.
+    window: how many of these it attends to, counted from its own position back; None for all."""
 
     is_causal: bool = False
     window: int | None = None
@@ -26,13 +26,13 @@ ALL, CAUSAL = Seen(), Seen(is_causal=True)
 
 
 def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
-    """Keys that queries see by a mask; None for anything else. mask: of truth values, or of what is added to scores: 0
-    where a key is seen, and -inf or the least number of its type where not. Where queries are not as many as keys, it
-    is ALL or None; at one token it is ALL."""
+    """The keys that a mask lets queries attend to; None if it is neither all keys, nor causal, nor a window. mask:
+    boolean, or added to scores: 0 for a key that is attended to, -inf or the lowest number of its type otherwise. If
+    the numbers of queries and keys differ, the result is ALL or None; for one token it is ALL."""
     if mask.numel() == 0 or mask.dtype is not torch.bool and not mask.is_floating_point():
         return None
     is_square = queries == keys and (*mask.shape[-2:],) == (queries, keys)
-    # Along what it is expanded, one is as all others.
+    # All elements along an expanded dimension are the same, so one of them is enough.
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     mask = mask.reshape(-1, *mask.shape[-2:]) if mask.dim() > 1 else mask.reshape(1, 1, -1)
     rows, columns = mask.shape[-2:]
@@ -62,7 +62,7 @@ def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
 
 
 def _seen(part: torch.Tensor) -> torch.Tensor | None:
-    """Truth values of the keys that are seen; None where a mask says more than that."""
+    """True for the keys that are attended to; None if the mask has other values."""
     if part.dtype is torch.bool:
         return part
     seen = part == 0

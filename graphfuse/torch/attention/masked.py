@@ -1,9 +1,9 @@
-"""Attention with a mask that a graph makes of constants: without the mask, where torch has faster kernels. For a window
-that is the operator of attention with sinks, without sinks, as torch's own function takes no window.
+"""A pass that drops attention masks made of constants, if torch has a faster kernel without the mask.
 
-A model that is traced writes the causal mask out. It also repeats keys and values for all heads of queries, as torch's
-kernels with a mask read no groups of heads. What a mask allows is read off its values (`mask`, `constant`), not off how
-it is written. Nodes that only the mask was made of go with it.
+A causal window becomes the operator of attention with sinks, without sinks, because torch's own function takes no
+window. The trace of a model has the causal mask as a tensor. It also repeats keys and values for all heads of queries,
+because torch's kernels with a mask do not support grouped heads. What a mask allows is determined from its values
+(`mask`, `constant`), not from the operations that make it. Nodes that only computed the mask are erased.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": N
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """A call of torch's function. given: its arguments by name, where they are not the default."""
+    """A call of torch's function. given: its arguments by name, without those that are the default."""
 
     node: Node
     given: dict[str, object]
@@ -48,10 +48,11 @@ class AttentionCall:
 
 
 def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
-    """Drops the masks of a graph that are not needed, and what repeats heads for them. Calls without a mask are told of
-    where they change. place: the name of the module that a node is of, and its class."""
+    """Drops unnecessary masks from a graph, and the repeats of heads that they require. Returns the report's entries. A
+    call without a mask is reported only if it changes. place: the name and the class of the module that a node comes
+    from."""
     graph = module.graph
-    # Whether the graph itself sets which kernels attention may take.
+    # Whether the graph itself restricts which kernels attention may use.
     chooses = any("sdp" in getattr(n.target, "__name__", "") and not is_op(n, "attention") for n in graph.nodes)
     constants = Constants()
     entries, dead = [], set[Node]()
@@ -101,7 +102,7 @@ def _call(node: Node) -> AttentionCall | None:
 
 
 def _why_left(call: AttentionCall, regions: Regions) -> str:
-    """Reason not to change a call; "" for none."""
+    """The reason why a call is not changed; "" if it may be."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:
         return "it is in a transform of torch.func"
@@ -114,7 +115,8 @@ def _why_left(call: AttentionCall, regions: Regions) -> str:
 
 
 def _viewed(out: Node) -> Node | None:
-    """A view of a result, which fits one layout alone: kernels with a mask and without return theirs."""
+    """A view of a result that requires a particular layout, if there is one. Kernels with a mask and without one return
+    different layouts."""
 
     def readers(node: Node) -> Iterable[Node]:
         is_moved = is_op(node, "view", "expand", "permute", "slice", "cast") or called(node) in ("t", "detach", "alias")
@@ -125,22 +127,22 @@ def _viewed(out: Node) -> Node | None:
 
 
 def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
-    """Why a mask stays of which it is known what it allows; "" where it goes."""
+    """The reason why a mask of a known kind stays; "" if it can be dropped."""
     scale = call.get("scale")
     is_positive = scale is None or isinstance(scale, int | float) and scale > 0
-    if kind.is_causal and not is_positive:  # for which torch's kernel for the CPU is not defined
+    if kind.is_causal and not is_positive:  # torch's CPU kernel does not support others
         return "kernels for causal attention take a positive scale"
     if kind.window is None:
         return ""
     if chooses or value(call.get("query")).is_cuda and not torch.backends.cuda.flash_sdp_enabled():
         return "which kernels attention may take is set"
-    if is_changed(call.node):  # which the operator reads in backward; not all of torch's kernels do
+    if is_changed(call.node):  # the operator's backward reads the result; not all of torch's kernels do
         return "its result is changed in place"
     return "" if _takes_window(call, kind.window) else f"there is no faster kernel for {kind}"
 
 
 def _takes_window(call: AttentionCall, window: int) -> bool:
-    """True if the operator takes a call, and runs flash attention with a window then."""
+    """True if the operator accepts a call and would run flash attention with a window."""
     q, k, v = (value(call.get(name)) for name in _ARGUMENTS[:3])
     scale, out = call.get("scale"), value(call.node)
     if out is None or any(t.dim() != 4 or t.dtype is not q.dtype or t.device != q.device for t in (k, v, out)):
@@ -153,14 +155,14 @@ def _takes_window(call: AttentionCall, window: int) -> bool:
 
 
 def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
-    """Sources whose heads keys and values repeat, if torch is as fast with groups of heads."""
+    """The sources of repeated keys and values, if torch is as fast with grouped heads; None otherwise."""
     q, k, v = (call.get(name) for name in _ARGUMENTS[:3])
     if call.get("attn_mask") is not None or call.get("enable_gqa") or value(q).dim() != 4 or k is v:
         return None
     if any(set(t.users) != {call.node} for t in (k, v)):
         return None
     pair = repeated(k), repeated(v)
-    if any(one is not None and is_changed(one.source) for one in pair):  # backward would read what is there then
+    if any(one is not None and is_changed(one.source) for one in pair):  # backward would read the changed values
         return None
     if None in pair or pair[0].times != pair[1].times:
         return None
@@ -172,7 +174,8 @@ def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
 
 
 def _is_steady(call: AttentionCall, pair: tuple[Repeated, Repeated]) -> bool:
-    """True if nothing is changed in place between the repeats and the call, so that what is repeated is the same."""
+    """True if nothing is changed in place between the repeats and the call, so that the sources still hold the same
+    values."""
     own, node = {step for one in pair for step in one.steps}, call.node
     while own:
         if may_write(node):
@@ -196,9 +199,9 @@ def _takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 def has_grouped_kernel(
     device: str, dtype: torch.dtype, widths: set[int], gradients: bool, chip: tuple[int, int] | None
 ) -> bool:
-    """True if torch has a fast kernel for groups of heads, where there is no mask: flash attention. Where that takes
-    something else, torch would take its slowest, and repeated heads with another kernel are better. device: its type.
-    widths: columns of heads, of queries, keys and values. chip: the GPU's compute capability."""
+    """True if torch has a fast kernel for grouped heads without a mask: flash attention. Where flash attention
+    declines, torch would run its slowest kernel, and another kernel with repeated heads is faster. device: device type.
+    widths: columns of a head of queries, keys and values. chip: compute capability of the GPU."""
     if device == "cpu":
         return True
     if device != "cuda" or chip is None or chip < (8, 0) or dtype not in HALVES or len(widths) > 1:
@@ -208,7 +211,7 @@ def has_grouped_kernel(
 
 
 def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[Repeated]) -> AttentionCall:
-    """The call with keys and values that are not repeated."""
+    """The call with grouped heads: its keys and values are not repeated."""
     given = call.given | {"enable_gqa": True}
     with graph.inserting_before(call.node):
         for name, one in zip(("key", "value"), pair, strict=True):
@@ -217,7 +220,8 @@ def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[Repeated]) -> A
 
 
 def erase(graph: Graph, dead: set[Node]) -> None:
-    """Removes those that nobody reads. What changes a tensor in place stays, and with it what it changes."""
+    """Erases the dead nodes that have no users. Nodes that change a tensor in place stay, with the nodes that they
+    change."""
     for node in reversed(graph.nodes):
         if node in dead and not node.users and not may_write(node):
             graph.erase_node(node)

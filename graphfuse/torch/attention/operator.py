@@ -1,8 +1,9 @@
-"""Attention of queries to keys by torch's own operators, with the logarithm of each row's sum of exponentials.
+"""Attention by torch's own operators, with its result and its log-sum-exp: the logarithm of each row's sum of
+exponentials.
 
-``torch.nn.functional.scaled_dot_product_attention`` does not return that logarithm; what it calls does. Which of these
-operators runs is chosen by `chosen`, from facts alone. Backward takes any result and logarithm of the caller's: where
-both are those of more logits than there are keys, the gradients are, too.
+``torch.nn.functional.scaled_dot_product_attention`` does not return the log-sum-exp; the operators that it calls do.
+`chosen` selects the operator, from facts alone. Backward accepts any result and log-sum-exp from the caller. If both
+include logits that have no key, so do the gradients.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,13 @@ _aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 
 WIDEST, WIDEST_WITH_GRADIENTS = 256, 192
-"""Columns of a head that flash attention takes; with gradients, on all GPUs."""
+"""Most columns of a head that flash attention supports: without gradients, and with gradients on all GPUs."""
 ALL_WIDTHS = ((8, 0), (9, 0), (10, 0))
-"""GPUs on which it also takes the widest heads with gradients."""
+"""Compute capabilities on which flash attention supports the widest heads with gradients, too."""
 MULTIPLE = 8
-"""What strides of a bias are a multiple of on GPUs, and columns of a head, which are padded."""
+"""Divisor of a bias's strides and of a head's columns on GPUs. Columns are padded to it."""
 _LOGARITHMS = 32
-"""What the number of logarithms of a head is padded to, by and for the memory-efficient operator."""
+"""Multiple to which the memory-efficient operator pads the number of log-sum-exps of a head, and expects it padded."""
 
 State = tuple[torch.Tensor, ...]
 Attended = tuple[torch.Tensor, torch.Tensor, State]
@@ -31,8 +32,8 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Options:
-    """scale: of logits. is_causal: whether query i attends to keys 0 to i alone. window: how many of these it attends
-    to, the last ones; None for all."""
+    """Options of a call. scale: factor of the logits. is_causal: whether query i attends to keys 0 to i alone. window:
+    how many of these it attends to, the last ones; None for all."""
 
     scale: float
     is_causal: bool = False
@@ -43,9 +44,12 @@ class Options:
 class AttentionKernel:
     """One of torch's operators, or the formula.
 
-    forward: of (q, k, v, bias, options), the result, the logarithms [batch, heads, queries] and what backward wants
-    beside. backward: of (the result's gradient, q, k, v, bias, result, logarithms, state, options). is_grouped: whether
-    it takes fewer heads of keys than of queries. has_window: whether it takes a window. multiple: of which columns are.
+    forward: function of (q, k, v, bias, options) that returns the result, the log-sum-exps [batch, heads, queries] and
+    the state that backward needs in addition.
+    backward: function of (the result's gradient, q, k, v, bias, result, log-sum-exps, state, options).
+    is_grouped: whether it supports fewer heads of keys than of queries.
+    has_window: whether it supports a window.
+    multiple: divisor of the columns that it requires.
     """
 
     name: str
@@ -58,17 +62,17 @@ class AttentionKernel:
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Facts that a kernel is chosen by.
+    """Facts that decide which kernel runs.
 
-    device: its type.
-    queries, keys: how many of each.
-    columns: of a head's queries and keys.
-    value_columns: of its values.
+    device: device type.
+    queries, keys: number of each.
+    columns: columns of a head of queries and keys.
+    value_columns: columns of a head of values.
     has_window: whether queries attend to the last keys alone, which is causal.
-    is_sharded: whether they are DTensors.
-    capability: a GPU's.
-    has_flash: whether torch was built with flash attention for it.
-    scale: of logits.
+    is_sharded: whether the tensors are DTensors.
+    capability: compute capability of the GPU.
+    has_flash: whether torch was built with flash attention for this GPU.
+    scale: factor of the logits.
     """
 
     device: str
@@ -89,7 +93,7 @@ class AttentionCase:
 def chosen(case: AttentionCase) -> AttentionKernel:
     if case.queries == 0 or case.keys == 0 or case.columns == 0 or case.value_columns == 0:
         return PLAIN
-    if case.is_causal and not case.scale > 0:  # torch's kernels take what is later as minus infinity times the scale
+    if case.is_causal and not case.scale > 0:  # torch's kernels multiply the mask's -inf by the scale
         return PLAIN
     is_alike = case.columns == case.value_columns
     if case.device == "cpu":
@@ -100,22 +104,22 @@ def chosen(case: AttentionCase) -> AttentionKernel:
         return PLAIN if case.dtype is torch.bfloat16 else EFFICIENT
     widest = WIDEST if case.capability in ALL_WIDTHS else WIDEST_WITH_GRADIENTS
     fits = case.has_flash and case.dtype in HALVES and not case.has_mask and is_alike and case.columns <= widest
-    # Of other numbers of queries than of keys, flash attention aligns the last of both, where torch aligns the first.
+    # If the numbers of queries and keys differ, flash attention aligns the last of both, torch the first.
     if not fits or case.is_causal and case.queries != case.keys:
         return EFFICIENT
     if not case.has_window:
         return FLASH
-    return EFFICIENT if case.is_sharded else WINDOWED  # torch does not say how the latter runs on DTensors
+    return EFFICIENT if case.is_sharded else WINDOWED  # torch has no rule for windowed attention of DTensors
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: Options) -> Attended:
-    """q: [batch, heads, queries, columns]; k, v: [batch, heads or a divisor, keys, columns]. mask: True for what is
-    attended to, or a summand, of four dimensions; None with a window. A row without any key has a result of 0. The
-    result may be a view."""
+    """The result, the log-sum-exps and the state of attention. q: [batch, heads, queries, columns]. k, v: [batch, heads
+    or a divisor, keys, columns]. mask: boolean, True for keys that are attended to, or a summand; of four dimensions;
+    None with a window. The result of a row without any key is 0. The result may be a view."""
     kernel, given, options = _fitted(q, k, v, mask, options)
     out, lse, state = kernel.forward(*given, options)
     shape = (*q.shape[:3], v.shape[-1])
-    if out.shape != shape:  # in memory of its own, laid out alike in all modes
+    if out.shape != shape:  # in its own memory, with the same layout in all modes
         out = _first(out, v.shape[-1]).reshape(shape).clone()
     return out, lse.reshape(shape[:3]), state
 
@@ -131,7 +135,8 @@ def differentiate(
     state: State,
     options: Options,
 ) -> Gradients:
-    """The gradients of q, k and v. out, lse: of all logits of a row, whether there are keys of them or not."""
+    """The gradients of q, k and v. out, lse: result and log-sum-exp over all logits of a row, including those without
+    keys."""
     kernel, given, options = _fitted(q, k, v, mask, options)
     rows = given[0].shape[:3]
     grad, out = (_padded(t.reshape(*rows, t.shape[-1]), kernel.multiple) for t in (grad, out))
@@ -143,10 +148,10 @@ def differentiate(
 def _fitted(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: Options
 ) -> tuple[AttentionKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Options]:
-    """The kernel, and what is given as it takes it."""
+    """The kernel, with the arguments in the form that it supports."""
     queries = q.shape[2]
     if options.window is not None and isinstance(queries, int) and options.window >= queries:
-        options = replace(options, window=None)  # of a number that varies, a graph would be for one side of it alone
+        options = replace(options, window=None)  # a dynamic number would be guarded on one side of the comparison
     kernel = kernel_of(q, k, v, mask is not None, options)
     if options.window is not None and not kernel.has_window:
         every = q.new_ones((1, 1, queries, k.shape[2]), dtype=torch.bool)
@@ -154,7 +159,8 @@ def _fitted(
     bias = None if mask is None else _bias(mask, q)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and not kernel.is_grouped:
-        if q.shape[2] == 1 and not options.is_causal:  # as one head's queries, so that keys need not be repeated
+        # grouped heads become queries of one head, so that keys need not be repeated
+        if q.shape[2] == 1 and not options.is_causal:
             q = q.reshape(q.shape[0], k.shape[1], groups, q.shape[3])
             if bias is not None and bias.shape[1] > 1:
                 bias = bias.reshape(bias.shape[0], k.shape[1], groups, bias.shape[3])
@@ -167,7 +173,7 @@ def _fitted(
 
 
 def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool, options: Options) -> AttentionKernel:
-    """The kernel that is chosen for tensors; they may have no values."""
+    """The kernel for these tensors, which may be fake tensors."""
     gpu = _gpu(q.device.index or 0) if q.device.type == "cuda" else ()
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
     seen = has_mask, options.is_causal, options.window is not None
@@ -180,8 +186,8 @@ def _is_sharded(t: torch.Tensor) -> bool:
 
 @cache
 def _gpu(index: int) -> tuple[tuple[int, int], bool] | tuple[()]:
-    """The capability, and whether there is flash attention. Without a GPU, as where a model is traced for one, nothing:
-    then both are as of those that are sold."""
+    """The compute capability, and whether flash attention is built in. Empty without a GPU, such as while a model is
+    traced for one: then the defaults of `AttentionCase` hold."""
     if not torch.cuda.is_available():
         return ()
     return torch.cuda.get_device_capability(index), torch.backends.cuda.is_flash_attention_available()
@@ -194,7 +200,7 @@ def _bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(bias: torch.Tensor, keys: int) -> torch.Tensor:
-    """Mask with a stride of 1 along keys, and others that GPUs can load along: of memory that is padded."""
+    """A mask with stride 1 along keys and other strides that GPUs can load along, in padded memory if necessary."""
     bias = bias.expand(*bias.shape[:-1], keys)
     if bias.stride(-1) == 1 and all(stride % MULTIPLE == 0 for stride in bias.stride()[:-1]):
         return bias
@@ -215,7 +221,7 @@ def _padded(t: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _joined(grad: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """The gradient of keys or values, without the columns that were added, of all heads that read them."""
+    """The gradient of keys or values, without padded columns, summed over all heads that read them."""
     grad = _first(grad, of.shape[-1])
     if grad.shape[1] == of.shape[1]:
         return grad
@@ -261,7 +267,8 @@ def _windowed_backward(grad, q, k, v, bias, out, lse, state, options):
 
 
 def _window(options):
-    """Keys before a query's own, and behind it: this alone is causal for torch's operators, with a window."""
+    """Numbers of keys before and after a query's own position. With a window, torch's operators need no other causal
+    option."""
     return {"window_size_left": options.window - 1, "window_size_right": 0}
 
 
@@ -275,8 +282,8 @@ def _efficient(q, k, v, bias, options):
 def _efficient_backward(grad, q, k, v, bias, out, lse, state, options):
     room = -lse.shape[-1] % _LOGARITHMS
     lse = pad(lse, (0, room), value=float("inf")) if room else lse
-    grad, out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (grad, out))  # else the kernel may crash
-    # Before 2.12 torch's rule for DTensors has a gradient of each bias.
+    grad, out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (grad, out))  # otherwise the kernel may crash
+    # Before 2.12 torch's rule for DTensors returns a gradient for each bias.
     needed = [True, True, True, bias is not None and _is_sharded(bias) and torch.__version__ < (2, 12)]
     return _aten._scaled_dot_product_efficient_attention_backward.default(
         grad, q, k, v, bias, out, lse, *state, 0.0, needed, options.is_causal, scale=options.scale
@@ -312,7 +319,7 @@ def _plain(q, k, v, bias, options):
     wide_q, wide_k, wide_v, wide_bias = _wide(q, k, v, bias)
     scores = _scores(wide_q, wide_k, wide_bias, options)
     lse = scores.logsumexp(-1)
-    lse = lse.masked_fill(lse == float("-inf"), 0)  # of a row without keys, so that its exponentials are 0
+    lse = lse.masked_fill(lse == float("-inf"), 0)  # a row without keys: its exponentials are then 0
     return ((scores - lse.unsqueeze(-1)).exp() @ wide_v).to(q.dtype), lse, ()
 
 

@@ -1,7 +1,7 @@
-"""Heads of keys and values that are repeated, so that each head of queries has one, in an FX graph.
+"""Detection of repeated heads of keys and values in an FX graph, where each head of queries has its own copy.
 
-Every dimension of a tensor is followed as a list of factors, outermost first: dimensions of what is repeated, and
-repeats. So it does not matter by which views and copies a graph repeats.
+Every dimension of a tensor is tracked as a list of factors, outermost first. A factor is a dimension of the repeated
+tensor, or a repeat. So it does not matter which views and copies a graph repeats with.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from torch.fx import Node
 from graphfuse.torch.analysis.meaning import Meaning, arguments, called, is_op, permutation, value
 
 HEADS = 1
-"""The dimension of heads, of four."""
+"""Index of the dimension of heads, out of four."""
 
 
 @dataclass(frozen=True)
 class _Factor:
-    """dim: of what is repeated; None for a repeat."""
+    """A factor of an extent. dim: dimension of the repeated tensor; None for a repeat."""
 
     extent: int
     dim: int | None = None
@@ -28,8 +28,9 @@ _Dims = list[list[_Factor]]
 
 @dataclass(frozen=True)
 class Repeated:
-    """source: what is repeated. order: its dimensions as [batch, heads, tokens, columns]. times: how often each head is
-    there, behind itself. steps: the nodes between, the last one has the repeated heads."""
+    """Heads that a graph repeats. source: the node whose heads are repeated. order: its dimensions as [batch, heads,
+    tokens, columns]. times: how many consecutive copies of each head there are. steps: the nodes from the source to the
+    repeated heads, which the last one holds."""
 
     source: Node
     order: tuple[int, ...]
@@ -38,7 +39,7 @@ class Repeated:
 
 
 def repeated(node: Node) -> Repeated | None:
-    """Source whose heads a node repeats, if nothing else reads what is between; None where it repeats none."""
+    """The source whose heads a node repeats; None if it repeats none, or if other nodes read the steps between."""
     steps: list[Node] = []
     source = node
     while (above := _moved(source)) is not None:
@@ -62,7 +63,7 @@ def _shape(node: object) -> tuple[int, ...] | None:
 
 
 def _moved(node: Node) -> Node | None:
-    """Source of a node's elements, as they are, at other places or several times."""
+    """The source of a node that only moves or repeats elements; None for other nodes."""
     found = is_op(node, "view", "expand", "permute", "same", "cast")
     source = found.args[0] if found and found.args else None
     if called(node) in ("repeat", "repeat_interleave"):
@@ -73,7 +74,7 @@ def _moved(node: Node) -> Node | None:
 
 
 def _after(node: Node, dims: _Dims) -> _Dims | None:
-    """The dimensions of a node, by those of what it moves; None where they are not known."""
+    """The dimensions of a node, from those of its source; None if they cannot be determined."""
     name, shape, found = called(node), _shape(node), is_op(node, "view", "expand", "permute", "same", "cast")
     if name == "repeat":
         return _tiled(node, dims)
@@ -91,7 +92,7 @@ def _after(node: Node, dims: _Dims) -> _Dims | None:
 
 
 def _keeps_all(found: Meaning) -> bool:
-    """True if an index takes all of each dimension, and only inserts some."""
+    """True if an index selects all of each dimension, and at most inserts dimensions."""
     index = found.args[1] if isinstance(found.args[1], tuple) else (found.args[1],)
     return all(part is None or part is Ellipsis or part == slice(None) for part in index)
 
@@ -115,7 +116,7 @@ def _interleaved(node: Node, dims: _Dims) -> _Dims | None:
 
 
 def _grouped(factors: Sequence[_Factor], shape: Sequence[int]) -> _Dims | None:
-    """Factors as dimensions of these extents; None where an extent is no product of some that follow each other."""
+    """Factors grouped into dimensions of these extents; None if an extent is not a product of consecutive factors."""
     left, dims = list(factors), []
     for extent in shape:
         own, size = [], 1
@@ -129,7 +130,7 @@ def _grouped(factors: Sequence[_Factor], shape: Sequence[int]) -> _Dims | None:
 
 
 def _heads(dims: _Dims, shape: Sequence[int]) -> tuple[tuple[int, ...] | None, int]:
-    """Order of the source's dimensions, and how often its heads are there; None for anything else."""
+    """The order of the source's dimensions, or None if there is none; and the number of copies of its heads."""
     times = 1
     if dims[HEADS] and dims[HEADS][-1].dim is None:
         *own, last = dims[HEADS]

@@ -1,13 +1,13 @@
 """Attention with sinks: each head has one more logit in every row, which has no key and no value.
 
-Without the sink attention has a result and the logarithm of its sum of exponentials, lse, for each row. With it, the
-row's sum has one more term, so that the result is multiplied by sigmoid(lse - sink). Backward is that of attention
-without the sink, given the result with it and logaddexp(lse, sink): these are all that it reads of the row's sum. The
-sink's own probability is exp(sink - logaddexp(lse, sink)), and the gradient of its logit that times what the gradient
-of a softmax subtracts from each.
+Attention without the sink returns a result and lse, the logarithm of the sum of exponentials, for each row. The sink
+adds one term to the row's sum, so the result is multiplied by sigmoid(lse - sink). Backward is that of attention
+without the sink, with two arguments replaced: the result, and logaddexp(lse, sink) for lse. It reads nothing else of
+the row's sum. The sink's own probability is exp(sink - logaddexp(lse, sink)). The gradient of its logit is minus this
+probability times the row's sum of the result times its gradient, as for any softmax.
 
-``graphfuse::attention_with_sinks`` is what users call. A compiler sees torch's operators and what stands around them,
-forward and backward.
+``graphfuse::attention_with_sinks`` is the operator that users call. A compiler sees torch's operators and the
+operations around them, forward and backward.
 """
 
 import math
@@ -28,7 +28,7 @@ _any_requires_grad = torch_private.any_requires_grad()
 
 
 def _check(q, k, v, sinks, mask, is_causal, window) -> None:
-    """VariantPackError, and VariantPackTypeError for wrong types, for what does not fit."""
+    """Raises VariantPackError, or VariantPackTypeError for wrong types, if the arguments do not fit together."""
     if q.dtype not in TYPES:
         raise VariantPackTypeError(f"q is {q.dtype}; accepted: {', '.join(map(str, TYPES))}")
     for name, t in (("k", k), ("v", v)):
@@ -75,15 +75,14 @@ def _text(t: torch.Tensor) -> str:
 
 
 def _attend(q, k, v, sinks, mask, is_causal, scale, window):
-    """The result, the logarithms without the sink, what backward wants beside, the mask and the options that were
-    used."""
+    """The result, the log-sum-exps without the sink, the state for backward, and the mask and options in use."""
     _check(q, k, v, sinks, mask, is_causal, window)
     options = attention.Options(1 / math.sqrt(q.shape[-1]) if scale is None else scale, is_causal, window)
     mask = None if mask is None else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     out, lse, state = attention.attend(q, k, v, mask, options)
     if sinks is not None:
         kept = torch.sigmoid(lse - _in_rows(sinks, lse)).unsqueeze(-1)
-        # Autograd would let nobody change a view.
+        # Autograd would reject later in-place changes of a view.
         out = (out * kept).to(out.dtype) if out._is_view() else out.mul_(kept)
     return out, lse, state, mask, options
 
@@ -97,7 +96,8 @@ def _infer(q, k, v, sinks, attn_mask=None, is_causal=False, scale=None, window=N
 
 
 def _differentiate(grad, q, k, v, sinks, mask, out, lse, *rest):
-    """lse: with the sink. rest: the state, the options, and whether attention and sinks need gradients."""
+    """The gradients of q, k, v and the sinks. lse: with the sink. rest: the state, the options, and whether attention
+    and the sinks need gradients."""
     *state, options, needs_attention, needs_sinks = rest
     dq = dk = dv = dsinks = None
     if needs_attention:
@@ -112,7 +112,7 @@ _once = made_once(NAME, _differentiate)
 
 
 class AttentionWithSinks(torch.autograd.Function):
-    """Autograd function of attention with sinks. torch names the node of its graph after the class."""
+    """Autograd function of attention with sinks. torch names its graph node after the class."""
 
     @staticmethod
     def forward(ctx, q, k, v, sinks, attn_mask, is_causal, scale, window):
@@ -137,7 +137,7 @@ def _watched(q, k, v, sinks, attn_mask=None, is_causal=False, scale=None, window
         if attn_mask is not None and attn_mask.requires_grad:
             raise VariantPackTypeError("attn_mask requires a gradient; accepted: one that does not")
         return AttentionWithSinks.apply(*values)
-    return _infer(*values)  # by torch's operators, of which compilers then know
+    return _infer(*values)  # by torch's operators, which compilers then see
 
 
 LIBRARY.define(
@@ -162,21 +162,20 @@ def attention_with_sinks(
     scale: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Attention whose softmax has one more logit in each row, the head's sink, to which no value belongs.
+    """Attention whose softmax has one more logit in each row: the head's sink, which has no value.
 
-    It is softmax(cat(q @ k^T * scale + attn_mask, sink))[..., :-1] @ v, as GPT-OSS has it, without a matrix of all
-    logits in memory. q: (batch, heads, queries, columns), bfloat16, float16, float32 or float64. k, v: (batch, heads
-    or a divisor of it, keys, columns), of q's type; with fewer heads each is read by as many heads of q that follow
-    each other. v may have another number of columns. sinks: (heads,), any of these types. attn_mask: of q's type, what
-    is added, or bool, True for keys that are attended to; it broadcasts to (batch, heads, queries, keys). is_causal:
-    whether query i attends to keys 0 to i alone, as of ``torch.nn.functional.scaled_dot_product_attention``. scale:
-    None for 1 / sqrt(columns). window: with is_causal, query i attends to keys i - window + 1 to i alone; None for all
-    up to i.
+    It computes softmax(cat(q @ k^T * scale + attn_mask, sink))[..., :-1] @ v, as in GPT-OSS, without a matrix of all
+    logits in memory. q: (batch, heads, queries, columns), bfloat16, float16, float32 or float64. k, v: (batch, heads or
+    a divisor of it, keys, columns), of q's type. If they have fewer heads, consecutive heads of q share one. v may have
+    another number of columns. sinks: (heads,), any of these types. attn_mask: a summand of q's type, or bool, True for
+    keys that are attended to; it broadcasts to (batch, heads, queries, keys). is_causal: whether query i attends to
+    keys 0 to i alone, as in ``torch.nn.functional.scaled_dot_product_attention``. scale: None for 1 / sqrt(columns).
+    window: with is_causal, query i attends to keys i - window + 1 to i alone; None for all up to i.
 
-    Returns (batch, heads, queries, columns of v), in q's type. A row that attends to no key is 0. It runs torch's own
-    attention: flash attention on GPUs for half types without a mask, the memory-efficient kernel with one or in
-    float32, flash attention on the CPU. Flash attention on GPUs takes a window itself, for as many queries as keys; for
-    other kernels a mask is made of it. float64, and what these do not take, is computed as it is written above. q, k, v
+    Returns (batch, heads, queries, columns of v), in q's type. A row that attends to no key is 0. torch's own attention
+    runs: flash attention on GPUs for half types without a mask, the memory-efficient kernel with one or in float32,
+    flash attention on the CPU. Flash attention on GPUs supports a window itself, for as many queries as keys; other
+    kernels get it as a mask. float64 and what these kernels do not support is computed by the formula above. q, k, v
     and sinks have gradients, which cannot be differentiated again. Raises VariantPackError, and VariantPackTypeError
     for wrong types, naming the argument.
     """

@@ -1,8 +1,8 @@
-"""Attention with sinks in an FX graph: the softmax of a row of logits and one more, the head's sink, without that one's
-probability, times values.
+"""A pass that finds attention with sinks in an FX graph and replaces it by the operator.
 
-It is found by what its nodes compute, as models of transformers write it, with or without the largest logit subtracted.
-The operator rounds its result alone, where such a graph rounds every logit and every probability.
+Such attention is the softmax of a row of logits and one more, the head's sink; without the sink's probability, it is
+multiplied by values. It is recognized by what its nodes compute, as in models of transformers, with or without the
+largest logit subtracted. The operator rounds its result alone; such a graph rounds every logit and every probability.
 """
 
 import operator
@@ -47,7 +47,8 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Mask:
-    """node: of a summand; or of True for keys that are attended to; or, if it is inverted, for those that are not."""
+    """A mask. node: a summand, or boolean: True for keys that are attended to; if it is inverted, for those that are
+    not."""
 
     node: Node
     is_inverted: bool = False
@@ -55,10 +56,12 @@ class Mask:
 
 @dataclass(frozen=True)
 class Attention:
-    """out: the result.
-    inner: what is computed between, in order, which nobody else may read.
+    """Nodes of attention with sinks.
+
+    out: the result.
+    inner: the nodes from inputs to the result, in order. No other node may read them.
     is_k_turned: whether k has columns before keys.
-    sinks: of one element for each head, in any shape.
+    sinks: one element for each head, in any shape.
     """
 
     out: Node
@@ -73,11 +76,12 @@ class Attention:
 
 
 class _No(Exception):
-    """Why an attention is left."""
+    """The reason why an attention is not replaced."""
 
 
 def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
-    """Puts the operator in place of all in a graph. place: the name of the module that a node is of, and its class."""
+    """Replaces each attention with sinks in a graph by the operator. Returns the report's entries. place: the name and
+    the class of the module that a node comes from."""
     regions, constants = surroundings.regions(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
     for softmax, found, allowed in [(n, found, _allowed(found, constants)) for n, found in find(module, regions)]:
@@ -93,7 +97,7 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
 
 
 def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
-    """Keys that the mask allows, where constants make it and an argument of the operator says it as well."""
+    """The keys that a constant mask allows, if arguments of the operator can express them; None otherwise."""
     if isinstance(found, str) or found.mask is None:
         return None
     tokens = value(found.q).shape[2], value(found.v).shape[2]
@@ -104,15 +108,15 @@ def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
 
 
 def _has_window(found: Attention, window: int) -> bool:
-    """True if there is a kernel for a window, which others make a mask of."""
+    """True if a kernel supports the window itself. Others get it as a mask."""
     q, k, v = (value(t) for t in (found.q, found.k, found.v))
     k = k.mT if found.is_k_turned else k
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
 
 
 def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[tuple[Node, Attention | str]]:
-    """Each softmax of logits and a sink, whose place in the model is the attention's: with that, or why no operator
-    takes its place."""
+    """Each softmax of logits and a sink, with its attention or the reason why the operator does not replace it. The
+    softmax's place in the model is the attention's."""
     for node in module.graph.nodes:
         joined = _joined(node)
         if joined is None:
@@ -127,7 +131,7 @@ def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[tuple[N
 
 
 def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
-    """Logits and what is one logit more in each row, of a softmax along these; and the nodes between."""
+    """The logits and the additional logit of each row that a node is the softmax of, and the nodes between."""
     found = is_op(node, "softmax")
     if found is None or not is_last(found.get(1, "dim"), node):
         return None
@@ -147,7 +151,7 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
 
 
 def _cast_of(node: object) -> tuple[object, list[Node]]:
-    """Source that a node is cast or copied from, in floating-point types, and the nodes from this one to there."""
+    """The source that a node is cast or copied from, in floating-point types, and the nodes on the way to it."""
     seen = []
     while (found := is_op(node, "cast", "same")) and dtype(found.args[0]) is not None:
         if dtype(node) not in TYPES or dtype(found.args[0]) not in TYPES:
@@ -158,11 +162,11 @@ def _cast_of(node: object) -> tuple[object, list[Node]]:
 
 
 def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
-    """Tensor whose largest element of each row a node has, and the nodes for it."""
+    """The tensor whose largest element of each row a node holds, and the nodes that compute it."""
     seen = [node]
     if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == 0:
         node = node.args[0]
-        unread = [user for user in node.users if user.target is operator.getitem and not user.users]  # the places
+        unread = [user for user in node.users if user.target is operator.getitem and not user.users]  # the indices
         seen += [node, *unread]
     found = is_op(node, "max")
     if found is None or found.get(2, "keepdim") is not True:
@@ -218,7 +222,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
 
 
 def _drops_last(node: Node, of: Node) -> bool:
-    """True if a node has all of another's last dimension but its last element."""
+    """True if a node is another one without the last element of its last dimension."""
     source, part = end_of(node) or (None, slice(None))
     if source is not of or part.start not in (None, 0) or part.step not in (None, 1):
         return False
@@ -227,8 +231,7 @@ def _drops_last(node: Node, of: Node) -> bool:
 
 
 def _product(logits: Node) -> tuple[Node, Mask | None, float, list[Node]]:
-    """The product of queries and keys that logits are made of, the mask, the scale, and the nodes from one to the
-    other."""
+    """The product of queries and keys before the logits, the mask, the scale, and the nodes from product to logits."""
     node, mask, scale, seen = logits, None, 1.0, list[Node]()
     while True:
         node, casts = _cast_of(node)
@@ -281,13 +284,13 @@ def _leads_to_product(node: object) -> bool:
 
 
 def _is_lowest(given: object, kind: torch.dtype | None) -> bool:
-    """True if a number takes a logit away: minus infinity, or the lowest of the type."""
+    """True if a number excludes a logit: minus infinity, or the lowest number of the type."""
     is_number = isinstance(given, int | float) and kind is not None and kind.is_floating_point
     return is_number and given <= torch.finfo(kind).min
 
 
 def _fitting(mask: Mask, full: Sequence[object], kind: torch.dtype) -> Mask:
-    """A mask as the operator takes it."""
+    """The mask in a form that the operator supports."""
     node, found = mask.node, value(mask.node)
     if found is None or found.dim() > 4 or found.requires_grad:
         raise _No("its mask is no tensor without a gradient")
@@ -305,7 +308,7 @@ def _fitting(mask: Mask, full: Sequence[object], kind: torch.dtype) -> Mask:
 
 
 def _condition(node: object) -> Node | None:
-    """The condition of a mask that adds 0 where it holds, and else takes logits away."""
+    """The condition of a mask that adds 0 where it is True, and excludes logits elsewhere."""
     found = is_op(_cast_of(node)[0], "where")
     if found is None or not _is_lowest(found.get(2, "other"), dtype(node)):
         return None
@@ -315,7 +318,7 @@ def _condition(node: object) -> Node | None:
 
 
 def _sinks(node: object, heads: object) -> Node:
-    """The tensor of one element for each head that a node has for each row."""
+    """The tensor with one element per head that a node expands to all rows."""
     while (found := is_op(node, "expand", "cast", "same")) and value(found.args[0]) is not None:
         node = found.args[0]
     shape = (*((1,) * (4 - value(node).dim())), *value(node).shape)
@@ -325,8 +328,8 @@ def _sinks(node: object, heads: object) -> Node:
 
 
 def _narrow(node: Node, kind: torch.dtype | None) -> Node:
-    """The node of this type that a node is cast from, where it has another. A cast to the type that a tensor has is the
-    tensor."""
+    """The node of this type that a node is cast from, if there is one; the node otherwise. A cast to a tensor's own
+    type is the tensor."""
     while (cast := is_op(node, "cast")) and dtype(cast.args[0]) is dtype(node):
         if value(cast.args[0]).device != value(node).device:
             break
@@ -336,20 +339,20 @@ def _narrow(node: Node, kind: torch.dtype | None) -> Node:
 
 
 def swapped(node: object, one: int, other: int) -> Node | None:
-    """Source that a node, of four dimensions, is with two of them exchanged."""
+    """The source of a node of four dimensions that exchanges two of them; None for other nodes."""
     found, exchanged = is_op(node, "permute"), [*range(4)]
     exchanged[one], exchanged[other] = other, one
     return found.args[0] if found and permutation(found, 4) == tuple(exchanged) else None
 
 
 def _ungrouped(node: Node) -> Node | None:
-    """Source whose every head a node has several times, one after another."""
+    """The source whose heads a node repeats consecutively, without permuting dimensions; None for other nodes."""
     found = repeated(node)
     return found.source if found is not None and found.order == (0, 1, 2, 3) else None
 
 
 def whole(node: object) -> object:
-    """Source that a node is all of: slices that leave nothing out are seen through."""
+    """The source of a node that slices all of it. Several such slices are skipped."""
     while (found := is_op(node, "slice")) and value(found.args[0]) is not None:
         if not all(map(same, value(node).shape, value(found.args[0]).shape)):
             break
@@ -390,8 +393,8 @@ def _allow(found: Attention, regions: surroundings.Regions) -> None:
 
 
 def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node, Node]) -> Node:
-    """Returns what has the result. allowed: as of `_allowed`. new: what took the place of a node, which others still
-    name."""
+    """Puts the operator in place of an attention. Returns the node with the result. allowed: see `_allowed`. new:
+    replacements of nodes that other attentions still refer to."""
     out, kind = found.out, dtype(found.out)
     q, k, v = (new.get(t, t) for t in (found.q, found.k, found.v))
     with graph.inserting_before(out):
@@ -406,7 +409,7 @@ def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node
         )
         made = graph.call_function(call, (*tensors, sinks, *options))
         tell_as(made, out)
-        if not all(is_op(user, "permute") for user in out.users):  # others may want its rows beside each other
+        if not all(is_op(user, "permute") for user in out.users):  # other readers may require the rows contiguous
             made = graph.call_function(_aten.contiguous.default, (made,))
             tell_as(made, out)
     out.replace_all_uses_with(made)
