@@ -1,6 +1,6 @@
-"""The forward of a module that a kernel takes the place of, and functions for calls that one does.
+"""Forwards for modules that one kernel computes, and functions for several modules that one kernel computes together.
 
-Wherever a kernel would compute something else (autocast, more arguments), the class's own is called.
+If a kernel would compute something else than a call requires (autocast, more arguments), the class's own forward runs.
 """
 
 import inspect
@@ -17,8 +17,8 @@ from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed
 
 
 def recognized(module: torch.nn.Module) -> FusedCalls | str | None:
-    """Calls of a module's forward, or why no kernel takes its place. None of one that does not look as if one could: it
-    has children, or no kernel does and its class is not called a norm."""
+    """The calls of a module's forward, or the reason why no kernel computes it. None if the module has children, or if
+    no kernel computes its forward and its class is not called a norm."""
     if isinstance(module, RMSNorm | LayerNorm):
         return "it is graphfuse's"
     if next(module.children(), None) is not None or isinstance(module, torch.nn.GroupNorm):
@@ -30,7 +30,7 @@ def recognized(module: torch.nn.Module) -> FusedCalls | str | None:
 def _fused(module: torch.nn.Module) -> FusedCalls | str:
     try:
         names = required(module)
-    except (TypeError, ValueError):  # of a forward without a signature
+    except (TypeError, ValueError):  # a forward without a signature
         names = []
     if not names:
         return "its forward is given nothing"
@@ -41,13 +41,13 @@ def _fused(module: torch.nn.Module) -> FusedCalls | str:
 
 
 def _is_called_norm(cls: type) -> bool:
-    """True for what is named a norm, but those of torch's that are along no rows."""
+    """True if a class is named a norm, except for torch's norms that do not normalize rows."""
     is_own = cls.__module__.startswith("torch.") and cls not in (torch.nn.RMSNorm, torch.nn.LayerNorm)
     return "norm" in cls.__name__.lower() and not is_own
 
 
 def forward_of(of: FusedCalls, cls: type) -> FunctionType:
-    """Function in the place of a class's forward, of which these are the calls."""
+    """Function that replaces a class's forward, whose calls are given."""
     result = of.result
     names = [*of.calls.calls[0].named]
     count, signature = len(names), [*inspect.signature(cls.forward).parameters][1:]
@@ -67,13 +67,13 @@ def forward_of(of: FusedCalls, cls: type) -> FunctionType:
 
 
 def together(of: FusedCalls) -> Callable[..., object]:
-    """Function of modules, and then of what their calls are given, which returns a list of what they return. Where a
-    kernel would compute something else, it calls the modules one by one."""
+    """Function of modules followed by the arguments of their calls. It returns a list of their results. If a kernel
+    would compute something else, it calls the modules one by one."""
     calls, result, count = of.calls, of.result, len(of.classes)
 
     def call_together(*given):
         modules, full = given[:count], given[count:]
-        # A sum that is not yet added up is its norm's.
+        # A deferred sum belongs to the call of the norm that reads it.
         if not any(type(t) is DeferredSum for t in full) and all(map(is_plain, modules)):
             made = result(*given)
             if made is not None:

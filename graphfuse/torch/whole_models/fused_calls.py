@@ -1,7 +1,7 @@
-"""CallSequence of modules and of torch's operations that one kernel computes together.
+"""Sequences of calls of modules and torch operations that one kernel computes together.
 
-A trace of the calls for each type and rank of what they are given says what they compute then, roundings included. It
-is a way: the program of the region that the whole trace is, or why it is none.
+What they compute, roundings included, depends on the types and ranks of the arguments, so there is a trace for each. A
+`Way` holds the result of such a trace: the program, if the whole trace is one region; otherwise the reason why not.
 """
 
 from collections import deque
@@ -33,25 +33,26 @@ Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PACKED = frozenset({"softmax", "log_softmax"})
-"""Ops of which torch lays out the results row after row, wherever what they read lies."""
+"""Ops whose results torch makes contiguous, whatever the strides of their inputs."""
 _observed = torch_private.observed()
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """The computation of calls with full tensors of one type and rank.
+    """The computation of calls for activations of one type and rank.
 
-    why: the reason why no kernel does it; "" where one does.
-    watches: tell of each module whether what its forward reads is as it was.
+    why: the reason why no kernel runs; "" if one does.
+    watches: predicates of the modules, one each: True if everything that the module's forward read is unchanged.
     program: what the kernel computes.
-    run: its function of full tensors and parameters.
-    spread: the same where rows do not lie along memory; those of its results do not either.
-    autocasts: whether autocast would have calls compute something else.
-    columns: the extent that it is for, None for any.
-    is_contiguous: whether what it is given must be.
-    is_permuted: whether views of that are given to the kernel.
-    places: of what the program is given, among full tensors and then parameters.
-    untrainable: why no kernels make its gradients, for the first way of calls; "" where they do. Other ways are alike.
+    run: the kernel, as a function of activations and parameters.
+    spread: the same function for rows that are not contiguous; rows of its results are not contiguous either.
+    autocasts: whether the calls would compute something else under autocast.
+    columns: the extent of rows that the program holds for; None for any.
+    is_contiguous: whether the inputs must be contiguous.
+    is_permuted: whether the kernel is given views of the inputs.
+    places: the program's inputs, as indices of the activations followed by the parameters.
+    untrainable: the reason why no kernels compute gradients; "" if they do. Only the first way of calls has it; the
+    reason is the same for the others.
     """
 
     why: str
@@ -68,7 +69,7 @@ class Way:
 
     @cached_property
     def sum_before(self) -> str:
-        """Text of the program of a sum of two in the place of its first full tensor; "" where there is none such."""
+        """Text of the program that adds two tensors in place of the first activation; "" if there is none."""
         if self.program is None or self.is_permuted or self.is_contiguous or self.places.count(0) != 1:
             return ""
         first = self.places[0] == 0 and over_ranks.can_be_summed(self.program, 0)
@@ -81,11 +82,9 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class FusedCalls:
-    """CallSequence with their ways, by types and rank: the usual ones, and those that there was a call for.
-
-    types: of full tensors and of parameters, of the first way. members: numbers of modules, and names of their tensors.
-    classes: those of the modules.
-    """
+    """A sequence of calls with its ways by types and rank: the usual ones, and those of previous calls. types: of
+    activations and of parameters, for the first way. members: index of the module and name of each of their tensors.
+    classes: classes of the modules."""
 
     calls: CallSequence
     classes: tuple[type, ...]
@@ -99,19 +98,21 @@ class FusedCalls:
         return self.ways[(*self.types, self.of.ranks[0])]
 
     def way(self, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way | None:
-        """A way that nobody has asked for before, of a trace of these modules; None where there is none to be made."""
+        """The way for types and rank that were not requested before, from a trace of these modules; None if it cannot
+        be traced."""
         if {*types}.difference(TYPES) or rank not in self.of.ranks or is_dynamo_compiling():
             return None
         with torch_private.without_modes():
-            if _observed():  # a trace would be part of what somebody else does
+            if _observed():  # another trace or transform would record this one
                 return None
             found = self.ways[(*types, rank)] = _way(self, modules, types, rank)
         return found
 
     @cached_property
     def result(self) -> Callable[..., object]:
-        """Function of modules, and then of full tensors: what the calls return, a list of several; None where no kernel
-        computes that. It is written for these calls, as loops over what it is given would take longer."""
+        """Function of modules followed by activations. It returns the result of the calls, a list of several; None if
+        no kernel computes it. The function is generated for these calls, because loops over the arguments would take
+        longer."""
         counts = {"m": len(self.classes), "x": self.calls.given, "w": len(self.members)}
         modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in counts.items())
         given, place = ", ".join((*full, *members)), 1 if self.of.behind else -1
@@ -163,12 +164,13 @@ class FusedCalls:
 
 
 _kept: deque[FusedCalls] = deque(maxlen=64)
-"""The last calls that were looked at: a model has many that are alike."""
+"""The most recent calls: models have many equal ones."""
 
 
 def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False) -> FusedCalls | str:
-    """CallSequence of these modules with their usual ways, of which the first is a kernel; or why none is.
-    without_gradients: whether kernels for calls without gradients are enough; the others are not theirs then."""
+    """The calls of these modules with their usual ways, of which the first is a kernel; otherwise the reason why there
+    is none. without_gradients: whether a kernel for inference suffices; then calls that require gradients do not use
+    it."""
 
     def judged(found: FusedCalls) -> FusedCalls | str:
         return found.first.why or ("" if without_gradients else found.first.untrainable) or found
@@ -218,7 +220,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         try:
             other = _region(trace(replace(of.of, columns=columns + 16)))
             columns = columns if isinstance(other, str) or other.program != region.program else None
-        except Exception:  # as before
+        except Exception:  # the same errors as in the first trace
             pass
     seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
     if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
@@ -243,7 +245,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
 
 
 def _region(of: Traced) -> TorchRegion | str:
-    """The region that a trace is, or why it is none."""
+    """The region that contains the whole trace, or the reason why there is none."""
     found = choose.find(of.graph, dict.fromkeys(of.graph.nodes, 0))
     if not found:
         return "no kernel computes its forward"
@@ -256,7 +258,7 @@ def _region(of: Traced) -> TorchRegion | str:
 
 
 def _returned(of: Traced, region: TorchRegion) -> list[Node]:
-    """The nodes that have what is returned, beneath views of the same shape."""
+    """The nodes with the returned tensors, before views of the same shape."""
     found = []
     for node in of.graph.output_node().args[0]:
         while node not in region.outputs and generated.is_free(node) and told(node).shape == told(node.args[0]).shape:
@@ -266,7 +268,7 @@ def _returned(of: Traced, region: TorchRegion) -> list[Node]:
 
 
 def _origin(node: Node) -> Node:
-    """The node that has the rows which a node views as groups, or the node."""
+    """The node whose rows this node views as groups; the node itself if it is no such view."""
     found = is_op(node, "view")
     source = found.args[0] if found else None
     is_split = value(source) is not None and value(source).shape[:-1] == told(node).shape[:-2]
@@ -274,8 +276,8 @@ def _origin(node: Node) -> Node:
 
 
 def _untrainable(region: TorchRegion) -> str:
-    """Why kernels do not make the gradients of a region, "" where they do. Of rows that lie otherwise in memory, the
-    formula makes copies."""
+    """The reason why kernels cannot compute a region's gradients, "" if they can. Non-contiguous rows are copied by the
+    formula."""
     graphs, shape = RegionGraphs.of(region.program.text), region.tensors[0].shape
     rows = tuple(shape[d] for d in region.orders[0])
     return graphs.why_untrainable(rows, packed_stride(rows), (True,) * len(graphs.differentiable), str(EMULATOR))
@@ -283,8 +285,9 @@ def _untrainable(region: TorchRegion) -> str:
 
 @dataclass(frozen=True)
 class _Arrangement:
-    """Layout that a program sees a tensor in, as ``replace.Arrangement`` has it for graphs. groups: number and columns
-    of the parts that a row is viewed as, if it is. order: of its dimensions then; back: of the program's."""
+    """The layout in which a program reads a tensor, like ``replace.Arrangement`` for graphs. groups: number and columns
+    of the parts that a row is viewed as; empty if it is not. order: permutation of the dimensions after that. back: its
+    inverse."""
 
     groups: tuple[int, ...]
     order: tuple[int, ...]
@@ -299,12 +302,12 @@ class _Arrangement:
 
 
 def _is_split_or_whole(t: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """True if a program sees a tensor as it is, or with its last dimension as number and columns of parts."""
+    """True if a program reads a tensor unchanged, or with its last dimension split into number and columns of parts."""
     return tensor.shape == t.shape or tensor.dim() == t.dim() + 1 and tensor.shape[:-2] == t.shape[:-1]
 
 
 def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
-    """The layout of a node in a region; None for one that is as it is."""
+    """The layout of a node in a region; None if the region reads the node unchanged."""
     groups = tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else ()
     if not groups and [*order] == sorted(order):
         return None
@@ -318,8 +321,8 @@ def _run(
     arrangements: Sequence[_Arrangement | None],
     made: Sequence[int],
 ) -> Callable[..., object]:
-    """Function of full tensors and parameters, so many together. places: of those that the program is given.
-    arrangements: of these, and of results. made: numbers of the results that are returned."""
+    """Function of `given_count` activations and parameters together. places: indices of those that the program reads.
+    arrangements: layouts of these, and of the results. made: indices of the results that are returned."""
     run, count = RegionOperator.of(program.text).run, len(places)
     if not any(arrangements) and len(made) == 1:
         if [*places] == [*range(given_count)]:

@@ -1,8 +1,8 @@
-"""Group norm, alone or with SiLU behind it, in two kernels of all the device, however few groups there are.
+"""Group norm, alone or followed by SiLU, in two kernels that use the whole device even for few groups.
 
-The first makes the moments of pieces of each channel. The second writes x times a number of its channel plus another,
-with SiLU. Between them, torch's operations join the moments of a group, which are few. Nothing is moved: channels
-may be last in memory, or places.
+The first computes moments of pieces of each channel. The second multiplies x by a factor and adds a summand per
+channel, then applies SiLU. Between them, torch operations combine the few moments of each group. No data is rearranged:
+channels may be last in memory, or the spatial dimensions.
 """
 
 import torch
@@ -16,17 +16,16 @@ from graphfuse.torch.operators.channel_kernels import scaled_channels, scaled_ch
 from graphfuse.torch.operators.channel_moments import in_pieces, moments
 
 LEAST = 1 << 23
-"""Elements from which the kernels are called. Of half as many torch's own is faster on an H100: the host's time for the
-operations between the kernels is longer than all of it."""
+"""Smallest number of elements for which the kernels run. For half as many, torch's own is faster on an H100: the host's
+time for the operations between the kernels exceeds the whole of it."""
 BECAME = "group_norm"
 _observed = torch_private.observed()
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
-    """The norm of x by a module, or SiLU of that, each rounded to x's type, with places or channels last in
-    memory as in x. None where the class's own
-    forward is to run: with gradients, under autocast or a compiler, of small tensors, and where parameters have another
-    type or x another layout."""
+    """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
+    class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
+    of another type or other layouts of x."""
     if is_dynamo_compiling() or _observed() or not _is_taken(x, norm):
         return None
     if (found := in_pieces(x)) is None:
@@ -59,7 +58,7 @@ def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
 
 
 def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling
-    """Forward in the place of the class's own."""
+    """Forward that replaces the class's own."""
     made = group_norm(input, self)
     return type(self).forward(self, input) if made is None else made
 
@@ -75,7 +74,7 @@ def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor
 
 
 def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-    """Forward in the place of that of modules in a row."""
+    """Forward that replaces that of ``torch.nn.Sequential``."""
     norm = None
     for module in self:
         if norm is None:
@@ -89,7 +88,7 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
 
 
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
-    """Sets the forward of a group norm. None for any other module."""
+    """Sets the forward of a group norm, and returns its entry; None for any other module."""
     if not isinstance(module, torch.nn.GroupNorm):
         return None
     kind = type(module).__name__

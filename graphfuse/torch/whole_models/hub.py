@@ -1,8 +1,8 @@
-"""A provider for Hugging Face's ``kernels``: layers by the names that model files declare them with.
+"""A provider for Hugging Face's ``kernels``: layers under the names that model files declare.
 
-``kernelize`` sets the forward of a layer on each module whose class declares its name. One name stands for classes that
-round differently, so what a kernel computes is what the module's own class does (`forward.recognized`), and a module
-that none computes runs its class's own.
+``kernelize`` sets the forward of a layer on each module whose class declares its name. Classes that round differently
+may share a name. So a kernel is made from the module's own class (`forward.recognized`); a module that no kernel
+computes runs its class's own forward.
 """
 
 import weakref
@@ -21,12 +21,9 @@ _functions: "weakref.WeakKeyDictionary[torch.nn.Module, FunctionType]" = weakref
 
 
 def kernel_mapping(*devices: str) -> dict[str, dict[str, "Repository"]]:
-    """Mapping for ``kernels.register_kernel_mapping`` and ``kernels.use_kernel_mapping``, for norms on these devices:
-    "cuda" unless others are named. Layers are for inference and training; with ``Mode.TORCH_COMPILE`` ``kernels``
-    keeps the model's own.
-
-    ModelError for a device that nothing serves.
-    """
+    """Mapping for ``kernels.register_kernel_mapping`` and ``kernels.use_kernel_mapping``, for norms on the given
+    devices. devices: "cuda" by default. Layers are for inference and training. With ``Mode.TORCH_COMPILE`` ``kernels``
+    keeps the model's own. Raises ModelError for an unsupported device."""
     for device in devices:
         if device not in _DEVICES:
             raise ModelError(f"kernel_mapping: device {device!r}; accepted: {', '.join(map(repr, _DEVICES))}")
@@ -35,7 +32,7 @@ def kernel_mapping(*devices: str) -> dict[str, dict[str, "Repository"]]:
 
 @dataclass(frozen=True)
 class Repository:
-    """Source that ``kernels`` takes a layer from: here it is this package."""
+    """Source from which ``kernels`` loads a layer: this package."""
 
     layer: type[torch.nn.Module]
 
@@ -44,7 +41,7 @@ class Repository:
 
 
 class FusedNorm(torch.nn.Module):
-    """Has forward alone, as ``kernels`` asks of a layer: it is called with the model's module."""
+    """Norm with a forward only, as ``kernels`` requires: it is called with the model's module as self."""
 
     can_torch_compile = False
     has_backward = True
@@ -54,7 +51,7 @@ class FusedNorm(torch.nn.Module):
 
 
 class FusedGatedNorm(torch.nn.Module):
-    """Norm as ``FusedNorm``, with a gate."""
+    """Norm like ``FusedNorm``, with a gate."""
 
     can_torch_compile = False
     has_backward = True
@@ -64,7 +61,7 @@ class FusedGatedNorm(torch.nn.Module):
 
 
 def _function_of(module: torch.nn.Module) -> FunctionType:
-    """Function that runs in place of a module's forward: an operator, or its class's own."""
+    """Function that replaces a module's forward: an operator, or the class's own forward."""
     function = _functions.get(module)
     if function is None:
         found, cls = recognized(module), type(module)

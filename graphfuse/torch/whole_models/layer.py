@@ -1,9 +1,8 @@
-"""The forward of a layer in which what stands around a norm is one kernel with it, across the borders of modules:
-residual sums, other norms, activations.
+"""A layer's forward in which a norm and the operations around it are one kernel, across the borders of modules.
 
-The layer's own forward is traced (`layer_trace.py`), and written again as Python. What it reads of the layer and of the
-world is compared at each call, and where something differs, or a module is not to be gone around, the layer's own
-forward runs.
+Such operations are residual sums, other norms and activations. The layer's own forward is traced (`layer_trace.py`) and
+written again as Python. What the trace read besides its arguments is compared at each call. If it has changed, or a
+module must be called itself, the layer's own forward runs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from graphfuse.torch.whole_models.stretch import stretch
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """A layer's new forward. units: what is one kernel now, in order. kept: sums that are not, and why."""
+    """A layer's new forward. units: what each of its kernels computes, in order. kept: why other sums are not fused."""
 
     function: FunctionType | None
     units: tuple[str, ...]
@@ -43,8 +42,8 @@ class FusedLayer:
 
 
 def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> FusedLayer:
-    """The layer's forward with what can be one. norms: those of its own modules that kernels take the place of, by
-    name. Raises Declined where its forward cannot be traced."""
+    """The layer's forward with everything fused that can be. norms: those of its own modules that kernels compute, by
+    name. Raises ForwardDeclined if the layer's forward cannot be traced."""
     own, whys = own_forward(type(layer)), list[ForwardDeclined]()
     found = [*traces(layer, own.function, TakenArguments(), whys)]
     if not found:
@@ -53,7 +52,7 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
     ways = [(trace, way) for trace, way in made if way.function is not None]
     if not ways or not found[0].conditions:
         return made[0][1]
-    # Of several ways the first is the usual one, and has most.
+    # The first of several ways is the usual one, and fuses most.
     functions = [(trace.conditions, way.function) for trace, way in ways]
     return replace(ways[0][1], function=_by_arguments(own.function, functions))
 
@@ -84,7 +83,7 @@ class _Part:
 def _runs(
     graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls], without: Container[Node]
 ) -> list[list[Node]]:
-    """Nodes that follow one another, and that a kernel may compute."""
+    """Sequences of consecutive nodes that a kernel may compute."""
 
     def is_one(node: Node) -> bool:
         is_known = _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer))
@@ -94,9 +93,9 @@ def _runs(
 
 
 def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[list[Node]]:
-    """Operations and norms that follow one another, where a norm is among them and what a call alone tells more of: a
-    product of two tensors, one of which may be a scale or a gate of each sample, or channels that are moved to the
-    last dimension and back."""
+    """Sequences of consecutive operations and norms whose regions depend on the shapes of a call. Such a sequence has a
+    norm and either a product of two tensors, one of which may be a scale or gate per sample, or channels that are moved
+    to the last dimension and back."""
     runs: list[list[Node]] = [[]]
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -114,8 +113,8 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
 
 
 def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) -> bool:
-    """True if a node computes each element by itself, or is a view or a part of a tensor. before: nodes of which
-    several results may be taken."""
+    """True if a node is pointwise, a view or a part of a tensor. before: nodes of which it may select one of several
+    results."""
     first = node.args[0] if node.args else None
     direct = {v for v in (*node.args, *node.kwargs.values()) if isinstance(v, Node)}
     if not isinstance(first, Node | int | float) or direct != {*node.all_input_nodes}:
@@ -135,12 +134,12 @@ def _is_of_two(node: Node) -> bool:
 
 
 def _is_sum(node: Node) -> bool:
-    """True for the sum of two tensors; of other operations of two nobody knows whether the second has all rows."""
+    """True for the sum of two tensors. In other binary operations the second operand may not have all rows."""
     return is_op(node, "add", "sub") is not None and _is_of_two(node)
 
 
 def _is_of_one(node: Node) -> bool:
-    """True if a node computes something of one other, and of numbers."""
+    """True if a node has one node and constants as operands."""
     others = [v for v in (*node.args[1:], *node.kwargs.values()) if not is_plain(v)]
     return bool(node.args) and isinstance(node.args[0], Node) and not others
 
@@ -155,8 +154,8 @@ def _is_activation(node: Node, layer: torch.nn.Module) -> bool:
 def _parts(
     layer: torch.nn.Module, norms: Mapping[str, FusedCalls], run: Sequence[Node], whys: dict[Node, str]
 ) -> Iterator[_Part]:
-    """The longest parts of a run that are one kernel each. whys: gets reasons, by the first node of a part that is
-    none."""
+    """The longest parts of a run that are one kernel each. whys: receives the reasons why others are not, by their
+    first node."""
     for count in range(len(run), 1, -1):
         for start in range(len(run) - count + 1):
             nodes = tuple(run[start : start + count])
@@ -173,12 +172,12 @@ def _parts(
 
 
 def _is_apart(part: Sequence[Node]) -> bool:
-    """True if a node reads nothing of the others, and none of them reads it."""
+    """True if some node neither reads another node of the part nor is read by one."""
     return any({*part}.isdisjoint((*node.all_input_nodes, *node.users)) for node in part)
 
 
 def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
-    """Nodes as calls: with the names of the modules, and the nodes that are given to them."""
+    """Nodes as a sequence of calls, with the names of the modules and the nodes of the arguments."""
     names = [*dict.fromkeys(str(node.target) for node in part if node.op == "call_module")]
     given = [*dict.fromkeys(t for node in part for t in node.all_input_nodes if t not in part)]
     numbers = {node: n for n, node in enumerate((*given, *part))}
@@ -192,7 +191,7 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
         if not isinstance(node.target, str):
             return node.target
         method = getattr(torch.Tensor, node.target)
-        # Of methods that are Python, Dynamo takes the function of the same name alone.
+        # Dynamo does not support methods written in Python, but the functions of the same name.
         return getattr(torch, node.target, method) if isinstance(method, FunctionType) else method
 
     made = tuple(
@@ -204,14 +203,14 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
 
 
 def _put_part(graph: Graph, part: _Part) -> str:
-    """Puts one call in the place of a part, and returns what is said of it."""
+    """Replaces a part by one call, and returns its description."""
     calls, names, given = _calls(part.nodes)
     _put_call(graph, part.nodes, calls, together(part.of), names, given)
     return f"{part.of.first.program.operations}; with {' and '.join(names)}"
 
 
 def _put_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -> str:
-    """Puts one call in the place of a stretch, and returns what is said of it."""
+    """Replaces a stretch by one call, and returns its description."""
     calls, names, given = _calls(nodes)
     done = dict.fromkeys(generated.title(n) for n in nodes if n.op != "call_module" and generated.is_pointwise(n))
     _put_call(graph, nodes, calls, stretch(calls, [*map(layer.get_submodule, names)]).function, names, given)
@@ -226,7 +225,7 @@ def _put_call(
     names: Sequence[str],
     given: Sequence[Node],
 ) -> None:
-    """Puts a call of the modules of these names, and of what is given to them, in the place of nodes."""
+    """Replaces nodes by one call of the modules of these names with the given arguments."""
     with graph.inserting_before(nodes[-1].next):
         modules = [graph.create_node("get_attr", name) for name in names]
         made = graph.call_function(function, (*modules, *given))
@@ -238,7 +237,7 @@ def _put_call(
 
 
 def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, str]) -> str:
-    """Why a sum is none with the norm of it; "" where there is none."""
+    """The reason why a sum is not one kernel with its norm; "" if it has no norm."""
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
         is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
@@ -249,7 +248,7 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
 
 
 def _beneath_casts(node: Node) -> Node:
-    """The last cast of a node that alone reads it, and so on; or the node."""
+    """The last of the casts that follow a node as its only readers; the node if there are none."""
     while len(node.users) == 1 and is_op(user := next(iter(node.users)), "cast"):
         node = user
     return node
@@ -262,8 +261,8 @@ def _written(graph: Graph) -> FunctionType:
 
 
 def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], FunctionType]]) -> FunctionType:
-    """Function of a layer's arguments that calls the way for these, and the class's own forward for others. ways: of
-    (conditions, function)."""
+    """Function of a layer's arguments that runs the first way whose conditions hold; the class's own forward if none
+    does. ways: (conditions, function) each."""
     names: dict[str, object] = {"_rank": lambda t: getattr(t, "ndim", None)}
     given = []
     for p in inspect.signature(own).parameters.values():
@@ -277,7 +276,7 @@ def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], Functio
     def forward(self_, *given, **named):
         try:
             number = way(self_, *given, **named)
-        except TypeError:  # which the class's own raises
+        except TypeError:  # the class's own forward raises it again
             number = None
         return (type(self_).forward if number is None else functions[number])(self_, *given, **named)
 
@@ -285,8 +284,8 @@ def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], Functio
 
 
 def sums_into(function: FunctionType, called: Container[str]) -> bool:
-    """True if a variable that is given to one of self's modules, of these names, was a sum at some time, as far as the
-    source tells. For reports: nothing is done by it."""
+    """True if a variable passed to one of self's modules of these names was assigned a sum, as far as the source shows.
+    Only reports depend on it."""
     try:
         nodes = ast.walk(syntax_tree(inspect.unwrap(function)))
     except ForwardDeclined:

@@ -1,4 +1,4 @@
-"""Traces of a layer's forward: it is run by the `interpreter`, on proxies, with its modules as they are called."""
+"""Traces of a layer's forward: the `interpreter` runs it on proxies, with calls of its modules as nodes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from graphfuse.torch.analysis.reads import SELF, Read, is_plain
 from graphfuse.torch.analysis.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
 
 REST = "_graphfuse_rest"
-"""Keyword that stands for `**` of a mapping in the calls of a trace."""
+"""Keyword that represents `**` of a mapping in the calls of a trace."""
 _RANKS = (3, 4)
-"""Ranks of arguments that decide which way a forward goes: the usual one first. Others run the class's own."""
+"""Ranks of arguments for which a forward that depends on them is traced; the usual one first. Others run the class's
+own."""
 _MOST_ASKED = 3
-"""Arguments at most that may be None, by which a forward goes one way or another."""
+"""Most arguments for which a forward is traced with and without None."""
 
 
 @dataclass(frozen=True)
 class TakenArguments:
-    """Arguments as a trace takes them to be. rank: of those that it asks for theirs; 0 where it may not ask.
-    there, absent: those that are not None, and those that are."""
+    """Assumptions of a trace about its arguments. rank: of those whose rank the forward reads; 0 if it may not read
+    any. there, absent: names of those that are not None, and of those that are None."""
 
     rank: int = 0
     there: frozenset[str] = frozenset()
@@ -35,7 +36,7 @@ class TakenArguments:
 
 
 class _Undecided(ForwardDeclined):
-    """Forward that goes by whether an argument is None, of which nothing was taken to be known."""
+    """A forward depends on whether an argument is None, without an assumption about it."""
 
     def __init__(self, said: str, argument: str) -> None:
         super().__init__(said)
@@ -43,7 +44,8 @@ class _Undecided(ForwardDeclined):
 
 
 class _Proxies(Domain):
-    """Symbols are proxies: what is done with them is done again in each call, so that anything may be."""
+    """Interpreter domain whose symbols are proxies. Operations on them are recorded and repeated in each call, so any
+    is allowed."""
 
     symbols = Proxy
 
@@ -58,7 +60,7 @@ class _Proxies(Domain):
         return self.tracer.create_proxy("get_attr", name, (), {})
 
     def is_none(self, symbol: Proxy) -> bool:
-        if symbol.node.op == "get_attr":  # a tensor that the module has, as long as it has it
+        if symbol.node.op == "get_attr":  # a tensor of the module; the trace holds as long as it exists
             self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
             return False
         if symbol.node.op == "placeholder" and not symbol.node.target.startswith("**"):
@@ -88,7 +90,7 @@ class _Proxies(Domain):
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
         if symbol.node.op != "placeholder":
             return self._unpacked(symbol, count)
-        # Once, before all else, so that it does not stand between what is one kernel.
+        # Unpacked once, at the start, so that it does not separate nodes of one kernel.
         first = next((node for node in self.tracer.graph.nodes if node.op != "placeholder"), None)
         if (symbol.node, count) not in self._parts:
             with nullcontext() if first is None else self.tracer.graph.inserting_before(first):
@@ -100,7 +102,8 @@ class _Proxies(Domain):
         return [parts[i] for i in range(count)]
 
     def store(self, symbol: Proxy, index: object, value: object) -> bool:
-        """True for every second column of an empty tensor. The others must be written, too, before anybody reads it."""
+        """True if every second column of an empty tensor is written. The others must be written, too, before any
+        read."""
         empty, number = symbol.node, number_of_pairs(index)
         if empty.target is not torch.empty_like or len(empty.args) != 1 or empty.kwargs or empty.users:
             return False
@@ -116,12 +119,12 @@ class _Proxies(Domain):
         return True
 
     def check_filled(self) -> None:
-        """ForwardDeclined where a part of a tensor alone was written."""
+        """Raises ForwardDeclined if only a part of a tensor was written."""
         if self._filled:
             raise ForwardDeclined("changes a tensor in place")
 
     def passed_on(self, function: FunctionType, named: Mapping[str, object]) -> Mapping[str, object]:
-        """Without the rest of the arguments where a function takes none: then there must be none."""
+        """Keywords without the forward's own `**` mapping if the function has none; the mapping must then be empty."""
         if REST not in named or function.__code__.co_flags & inspect.CO_VARKEYWORDS:
             return named
         self.is_alone = True
@@ -137,11 +140,11 @@ class _Proxies(Domain):
     def call_plain(
         self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
     ) -> object:
-        """The function is called as it is, in each call again, where it cannot be run here."""
+        """Runs a plain function on proxies. If that fails, the trace gets a call of the function itself."""
         nodes, reads = len(self.tracer.graph.nodes), len(self.reads)
         try:
             return run()
-        except Exception:  # of what a stranger's function does with symbols, too
+        except Exception:  # a foreign function may raise anything for symbols
             if not self._can_call(function, args, named):
                 raise
         for node in reversed([*self.tracer.graph.nodes][nodes:]):
@@ -168,7 +171,7 @@ class _Proxies(Domain):
 
 
 def _passed(values: Sequence[object]) -> Sequence[object]:
-    """Values that are given to an operation or a module, those in sequences, too."""
+    """Arguments of an operation or a module, with nested sequences flattened."""
     found: list[object] = []
     for v in values:
         if isinstance(v, tuple | list):
@@ -181,7 +184,7 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
 
 
 def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Columns of even and of odd numbers in one tensor, like another."""
+    """Even and odd columns interleaved in one tensor, of the shape and type of `like`."""
     *rows, columns = like.shape
     half = (*rows, columns // 2)
     if all(isinstance(part, torch.Tensor) and tuple(part.shape) == half for part in (even, odd)) and columns % 2 == 0:
@@ -192,7 +195,7 @@ def side_by_side(even: torch.Tensor, odd: torch.Tensor, like: torch.Tensor) -> t
 
 
 def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
-    """Parts of a value that is assigned to `count` variables."""
+    """Parts of a value that is unpacked into `count` variables."""
     parts = tuple(values)
     if len(parts) != count:
         raise ValueError(f"{len(parts)} values to unpack (expected {count})")
@@ -201,11 +204,9 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """Trace of a layer's forward.
-
-    graph: has its modules as nodes. reads: of everything beside its arguments. taken: what arguments were taken to be.
-    ranked: those that it asks for their rank. alone: names of what has no more arguments.
-    """
+    """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. taken:
+    assumptions about its arguments. ranked: arguments whose rank it reads. alone: name of the `**` parameter, if that
+    must be empty."""
 
     graph: Graph
     reads: tuple[Read, ...]
@@ -215,7 +216,7 @@ class LayerTrace:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Conditions on arguments under which a forward goes this way, as Python that knows `_rank`."""
+        """Conditions on arguments under which this trace holds, as Python expressions that use `_rank`."""
         return (
             *(f"_rank({name}) == {self.taken.rank}" for name in self.ranked),
             *(f"{name} is not None" for name in sorted(self.taken.there)),
@@ -254,8 +255,8 @@ def _trace(layer: torch.nn.Module, own: FunctionType, taken: TakenArguments) -> 
 def traces(
     layer: torch.nn.Module, function: FunctionType, taken: TakenArguments, whys: list[ForwardDeclined]
 ) -> Iterator[LayerTrace]:
-    """Traces of a forward, one for all arguments, or of each way that it goes by their ranks, and by which are None.
-    whys: gets reasons of ways that cannot be traced."""
+    """Traces of a forward: one for all arguments, or one for each way it takes depending on ranks and on None. whys:
+    receives the reasons of ways that cannot be traced."""
     try:
         yield _trace(layer, function, taken)
         return

@@ -1,5 +1,5 @@
-"""``fuse`` and ``unfuse``: norms of a model, residual sums before them, and attention with sinks, replaced in place and
-put back."""
+"""``fuse`` and ``unfuse``: replace a model's norms, residual sums and attention with sinks in place, and restore
+them."""
 
 from collections.abc import Iterator
 from types import FunctionType
@@ -24,23 +24,23 @@ _REGION = "region"
 
 
 def fuse(model: torch.nn.Module) -> FuseReport:
-    """Replaces the norms of a model by operators of ``graphfuse.torch``, with the residual sums before them where a
-    layer's forward shows them. Returns what became of each.
+    """Replaces the norms of a model by operators of ``graphfuse.torch``, with the residual sums before them if a
+    layer's forward shows these. Returns a report with an entry for each.
 
-    A norm is a module whose own forward computes what an operator does, with the same rounding; classes are recognized
-    by what they compute. So are norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on
-    the modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
-    compute otherwise (other types, autocast) run the module's own forward, and norms with hooks are called as before.
-    Fusing again finds the same. ``unfuse`` puts everything back. Attention with sinks, where a module calls its file's
-    eager attention, is replaced in the same way. ``torch.nn.GroupNorm`` is two kernels, with SiLU behind it, for
-    inference and large tensors. Modules of WAN's VAE are told by their source, and compute in channels-last, which the
-    strides of their weights are changed for. Linear layers of ``RowwiseParallel`` put off their sum over ranks, without
-    gradients, until the norm that reads it.
+    A norm is a module whose own forward computes what an operator does, with the same rounding. Classes are recognized
+    by what they compute, also norms with a gate, of groups of a row, or along channels. Only ``forward`` is set, on the
+    modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
+    compute differently (other types, autocast) run the module's own forward, and norms with hooks are called as before.
+    Fusing again finds the same. ``unfuse`` restores everything. Attention with sinks is replaced in the same way if a
+    module calls its file's eager attention. ``torch.nn.GroupNorm``, alone or followed by SiLU, becomes two kernels for
+    inference with large tensors. Modules of WAN's VAE are recognized by their source. They compute in channels-last,
+    and the strides of their weights are changed for that. Linear layers of ``RowwiseParallel`` defer their sum over
+    ranks, without gradients, until the norm that reads it.
 
-    Outputs are what they were but for the order of sums over a row, and attention, which is rounded once; gradients are
-    computed in float32 and rounded once.
-    Raises ModelTypeError for what is no module, and ModelError for one that is compiled, scripted, or on another device
-    than "cuda", "cpu" or "meta", before anything is replaced.
+    Outputs differ only by the order of sums over a row, and by attention, which is rounded once. Gradients are computed
+    in float32 and rounded once.
+    Raises ModelTypeError if `model` is no module, and ModelError if it is compiled, scripted, or on another device than
+    "cuda", "cpu" or "meta", before anything is replaced.
     """
     _check(model)
     _remove(model)
@@ -48,7 +48,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     entries, made, seen = [], dict[torch.nn.Module, Entry](), WeakSet[torch.nn.Module]()
 
     def later(norm: torch.nn.Module) -> None:
-        """Looks at a norm within what has another forward, before a call that runs the module's own."""
+        """Fuses a norm inside a replaced module, before a call that runs the module's own forward."""
         if norm not in seen:
             seen.add(norm)
             _norm("", norm, {})
@@ -79,10 +79,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
 
 
 def unfuse(model: torch.nn.Module) -> tuple[str, ...]:
-    """Puts back what ``fuse`` replaced in a model, or in a part of one. Returns the names of the modules.
-
-    ModelTypeError for what is no module.
-    """
+    """Restores what ``fuse`` replaced in a model or a part of one. Returns the names of the modules. Raises
+    ModelTypeError if `model` is no module."""
     _check_module("unfuse", model)
     return _remove(model)
 

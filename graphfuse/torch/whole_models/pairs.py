@@ -1,5 +1,8 @@
-"""A norm and the activation behind it as one call, where a forward has both next to one another, whatever else it does:
-in statements that follow one another, or as modules in a row."""
+"""Norms and the activations that follow them as one call each, in forwards that call both directly one after the other.
+
+They may be consecutive statements of a forward or consecutive modules of a sequence. The rest of the forward is
+arbitrary.
+"""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -21,7 +24,7 @@ _CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (C
 
 def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[Entry]:
     """Sets the forward of a module that has such pairs. norms: those of its modules that are one kernel each, by name;
-    group norms are found here."""
+    group norms are recognized here."""
     kind, children = type(module).__name__, dict(module.named_children())
     of_groups = {n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_left(m)}
     activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
@@ -31,7 +34,7 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
     operations = dict[tuple[str, str], str]()
 
     def call(norm: str, activation: str) -> Call | None:
-        """The function for a pair of modules; None where they are none."""
+        """The function for a pair of modules; None if they cannot be one call."""
         if activation in activations and norm in of_groups:
             return group_norm.followed
         if activation not in activations or norm not in norms:

@@ -1,6 +1,6 @@
-"""A forward in which two calls that follow one another are one: what a module makes of what another makes.
+"""Forwards rewritten so that two consecutive calls, of a module and of another on its result, become one call.
 
-Nothing else of the forward is looked at, so that it may do whatever it does.
+The rest of the forward is not analyzed, so it may do anything.
 """
 
 import ast
@@ -18,18 +18,18 @@ _JOINED = "_graphfuse_joined"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Pair = tuple[str, str]
-"""Names of two modules of a module."""
+"""Names of two submodules."""
 
 Call = Callable[[torch.nn.Module, torch.nn.Module, torch.Tensor], torch.Tensor]
-"""Function of the two, and of what the first is given."""
+"""Function of the two modules and the argument of the first."""
 
 
 def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[FunctionType, list[Pair]]:
-    """A forward in which `self.B(self.A(x))` is `call("A", "B")(self.A, self.B, x)`, unless there is no such call, and
-    so are `y = self.A(x)` and `y = self.B(y)`; and the pairs that it has. Raises ForwardDeclined where its source is
-    not there.
+    """A forward with `self.B(self.A(x))` replaced by `call("A", "B")(self.A, self.B, x)`, and the pairs that it has.
 
-    As a statement B may stand behind branches, of which some end with A: then it is part of each.
+    A pair for which `call` returns None stays. `y = self.A(x)` followed by `y = self.B(y)` is replaced, too. The second
+    may follow branches, some of which end with A: then it is moved into each. Raises ForwardDeclined if the source is
+    not available.
     """
     tree = syntax_tree(own)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
@@ -66,7 +66,7 @@ class _Pairs(ast.NodeTransformer):
         return found
 
     def _one(self, last: ast.stmt, statement: ast.stmt) -> ast.stmt | None:
-        """Two statements as one that has a pair; None where they have none together."""
+        """Two statements as one with a pair; None if they have no pair together."""
         match last, statement:
             case ast.If(), ast.Assign():
                 branches = last.body, last.orelse
@@ -89,12 +89,12 @@ class _Pairs(ast.NodeTransformer):
         return self._call(node.args[0] if len(node.args) == 1 else None, node) or node
 
     def _apart(self, node: ast.AST) -> ast.AST:
-        return node  # of which self may be another
+        return node  # a nested scope may have another self
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _apart
 
     def _call(self, inner: ast.expr | None, outer: ast.expr) -> ast.expr | None:
-        """The call of a pair, of what a module makes of what another does; None where they are no pair."""
+        """The call of a pair: of a module, and of another on its result; None if the expressions are no pair."""
         pair = self._module(inner), self._module(outer)
         if not all(pair) or not (call := self.call(*pair)):
             return None
@@ -103,7 +103,7 @@ class _Pairs(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.Name(_name(pair), ast.Load()), given, []), outer)
 
     def _module(self, node: ast.AST | None) -> str:
-        """Name of a module that is called with one value; "" for anything else."""
+        """Name of the submodule that an expression calls with one value; "" for anything else."""
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=module), args=[value], keywords=[]) if (
                 owner == self.owner and not isinstance(value, ast.Starred)
@@ -117,7 +117,7 @@ def _name(pair: Pair) -> str:
 
 
 def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls: Mapping[Pair, Call]) -> FunctionType:
-    """A function with another body, and all else that its own has: names of its file, its class, defaults."""
+    """A function with another body and the rest of its own: globals, closure, defaults and name."""
     code, cells = own.__code__, dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
     cells |= {_name(pair): CellType(call) for pair, call in calls.items()}
     inner = copy.copy(tree)
@@ -140,7 +140,7 @@ def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls:
 
 
 def _without_defaults(args: ast.arguments) -> ast.arguments:
-    """Arguments without defaults and annotations, which the own function has."""
+    """Arguments without defaults and annotations. The new function gets the own function's defaults."""
     made = copy.deepcopy(args)
     made.defaults, made.kw_defaults = [], [None] * len(made.kwonlyargs)
     for a in filter(None, (*made.posonlyargs, *made.args, made.vararg, *made.kwonlyargs, made.kwarg)):

@@ -1,8 +1,8 @@
-"""What a layer computes between two of its other modules, in regions that are chosen for the shapes of a call: adaptive
-norms with a scale and a shift of each sample, gates, and the residual sums, casts and norms among them.
+"""Stretches: what a layer computes between two of its other modules, in regions chosen for the shapes of a call.
 
-Which tensors have all rows, and which one for each sample, shows in a call alone. So a stretch is recorded when it
-first is called with given shapes, on tensors without data, and regions are found in the record as in a compiled graph.
+Examples are adaptive norms with a scale and a shift per sample, gates, and the residual sums, casts and norms among
+them. Which tensors have all rows, and which have one row per sample, is known only in a call. So a stretch is recorded
+on fake tensors when it is first called with given shapes. Regions are found in the record as in a compiled graph.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ Modules = Sequence[torch.nn.Module]
 
 _observed = torch_private.observed()
 _KEPT = 64
-"""Kinds of stretches, and shapes of each, that are kept."""
+"""Largest number of stretches, and of shapes of each, that are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShapedStretch:
-    """A stretch for tensors of given shapes.
-
-    watches: tell of each module whether what its forward reads is as it was.
-    sources: of each argument of `run`.
-    run: makes what the stretch does; None where no region is in it.
-    operations: what each region computes.
-    """
+    """A stretch for tensors of given shapes. watches: predicates of the modules, one each: True if everything that the
+    module's forward read is unchanged. sources: of each argument of `run`. run: computes the stretch; None if it has no
+    region. operations: what each region computes."""
 
     watches: tuple[Callable[[torch.nn.Module], bool], ...]
     sources: tuple[Source, ...] = ()
@@ -49,8 +45,8 @@ class ShapedStretch:
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Calls of norms and of torch's operations, one after the other. classes: of the modules. shaped: what was
-    recorded, by what is known of the tensors."""
+    """Consecutive calls of norms and torch operations. classes: of the modules. shaped: records by properties of the
+    tensors."""
 
     calls: CallSequence
     classes: tuple[type, ...]
@@ -58,8 +54,8 @@ class Stretch:
 
     @cached_property
     def function(self) -> FunctionType:
-        """Function of modules, and then of what their calls are given, which returns what these do: by torch's
-        operations where gradients are asked for, or somebody traces."""
+        """Function of modules followed by the arguments of their calls. It returns their results. It runs torch
+        operations if gradients are required, or while torch traces."""
         calls, count = self.calls, len(self.classes)
 
         def run_stretch(*values: object) -> Sequence[object]:
@@ -79,7 +75,7 @@ class Stretch:
             tensors += (*module._parameters.values(), *module._buffers.values())
         has_gradients, known = torch.is_grad_enabled(), []
         for t in tensors:
-            if t is None and len(known) >= len(given):  # one that a norm is without
+            if t is None and len(known) >= len(given):  # a parameter that a norm does not have
                 known.append(None)
                 continue
             if not isinstance(t, torch.Tensor) or not torch_private.is_plain(t) or t.device.type not in RUN_ON:
@@ -100,7 +96,7 @@ class Stretch:
 
 
 _stretches: deque[Stretch] = deque(maxlen=_KEPT)
-"""The last stretches: layers of a model have the same, and what is recorded of one is the others', too."""
+"""The most recent stretches. Layers of a model have equal ones, which share their records."""
 
 
 def stretch(calls: CallSequence, modules: Modules) -> Stretch:
@@ -133,7 +129,7 @@ def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
 
 
 def _record(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]) -> Graph:
-    """The graph of calls with tensors of these shapes. domains: as of `recorded`."""
+    """The graph of calls with tensors of these shapes. domains: see `recorded`."""
     mode = torch_private.fake_mode()
     if mode is None:
         raise ForwardDeclined("this torch has no tensors without data")

@@ -1,8 +1,8 @@
-"""Sums over ranks behind the products of tensor-parallel layers, put off until the norm that reads them.
+"""Sums over ranks after the products of tensor-parallel layers, deferred until the norm that reads them.
 
-`RowwiseParallel` of torch adds up what a product makes on each rank. A layer adds the residual, and the same layer or
-the next one normalizes. Here the product returns a tensor that is not yet added up, adding a residual keeps it so, and
-a norm that ``fuse`` has replaced makes one call of all three. Whatever else looks at it gets the sum.
+torch's `RowwiseParallel` adds up the products of all ranks. A layer adds the residual, and the same layer or the next
+one normalizes the sum. Here the product returns a `DeferredSum`, which stays deferred when a residual is added. A norm
+that ``fuse`` has replaced computes all three in one call. Any other reader gets the sum.
 """
 
 from __future__ import annotations
@@ -45,25 +45,23 @@ _ASKED_OF_NO_VALUES = frozenset(
         *(torch.is_floating_point, torch.is_complex, torch.is_inference, torch.numel),
     }
 )
-"""What torch calls that looks at no element, so that nothing is added up for it."""
+"""Functions of torch that read no element, so that the sum is not made for them."""
 
 
 class _RankPart:
-    """The part of a rank in sums that are not made, alone or with a residual."""
+    """One rank's part of deferred sums, alone or with a residual."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
     def keep(self) -> None:
-        """Copies it, as the next product overwrites its memory."""
+        """Copies the part, because the next product overwrites its memory."""
         self.tensor = self.tensor.clone()
 
 
 class DeferredSum(torch.Tensor):
-    """A sum over the ranks of a group, with a residual or without, that is made when somebody reads it.
-
-    part: what this rank has of it, None once it is made.
-    """
+    """A sum over the ranks of a group, with or without a residual, that is made when it is first read. part: this
+    rank's part; None after the sum is made."""
 
     part: _RankPart | None = None
     residual: torch.Tensor | None
@@ -82,7 +80,8 @@ class DeferredSum(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """Here, not at the dispatcher, as much of torch that reads memory calls no operator."""
+        """Intercepts functions here, not at the dispatcher, because many functions of torch read memory without an
+        operator."""
         if func in _ADDS and not kwargs and len(args) == 2 and (made := _added(*args)) is not None:
             return made
         if func in _ASKED_OF_NO_VALUES:
@@ -97,16 +96,16 @@ class DeferredSum(torch.Tensor):
         return func(*args, **kwargs)
 
     def __repr__(self, **options: object) -> str:
-        """Text without values where the sum is not made: ranks print alone, and would wait for the others."""
+        """Text without values if the sum is not made: a rank that prints alone would wait for the others."""
         if self.part is None:
             return repr(self.made())
         about = f"{tuple(self.shape)}, {self.dtype}, {self.device}"
         return f"DeferredSum({about}: not yet added up over {self.group.size()} ranks; clone() of all ranks does)"
 
     def made(self) -> torch.Tensor:
-        """The sum, for whoever may do with it what he likes. Changes of one that is the residual of others do not reach
-        these, or are seen: torch counts them where it is no inference tensor."""
-        if self._total is None and (self.part is None or _is_tracing()):  # a trace has a copy that lacks it
+        """The sum, which the caller may change. A sum that is also a residual of others is copied if it is an inference
+        tensor. For other tensors torch counts changes, so a change is detected."""
+        if self._total is None and (self.part is None or _is_tracing()):  # a trace has a copy without the part
             raise ModelError(
                 "torch.jit.trace reads what ranks have not yet added up; accepted: a clone() of it, which is the sum"
             )
@@ -120,14 +119,14 @@ class DeferredSum(torch.Tensor):
         return self._total
 
     def lent(self) -> torch.Tensor:
-        """The sum as a residual, which is only read."""
+        """The sum for use as a residual, which is only read."""
         if self._total is None or self._is_read:
             return _unchanged(self.made())
         self._is_lent = True
         return self._total
 
     def kept_residual(self) -> torch.Tensor:
-        """The residual. ModelError where somebody wrote to it since it was added."""
+        """The residual. Raises ModelError if it was changed since it was added."""
         if self._residual_version is not None and self.residual._version != self._residual_version:
             raise ModelError(
                 "a residual was changed in place after it was added to what ranks have not yet added up; accepted: "
@@ -136,17 +135,17 @@ class DeferredSum(torch.Tensor):
         return self.residual
 
     def settle(self, total: torch.Tensor) -> None:
-        """Sets the sum, which somebody made."""
+        """Sets the sum that another call computed."""
         self._total, self.part, self.residual = total, None, None
 
 
 def _unchanged(residual: torch.Tensor) -> torch.Tensor:
-    """A residual of which changes are counted, or a copy: torch counts none of inference tensors."""
+    """The residual if torch counts its changes; a copy of an inference tensor, for which torch does not."""
     return residual.clone() if residual.is_inference() else residual
 
 
 def _added(a: object, b: object) -> DeferredSum | None:
-    """The sum of a residual and what is not yet added up; None for other operands."""
+    """The deferred sum of a residual and a deferred sum; None for other operands."""
     for sum_, other in ((b, a), (a, b)):
         if isinstance(sum_, DeferredSum) and sum_.part is not None and sum_.residual is None:
             fits = type(other) in (torch.Tensor, DeferredSum) and other is not sum_
@@ -157,7 +156,7 @@ def _added(a: object, b: object) -> DeferredSum | None:
 
 
 def normed(of: FusedCalls, module: torch.nn.Module, x: DeferredSum) -> torch.Tensor | None:
-    """Result of a module that is given a sum, which is made in the same call; None where no kernel does that."""
+    """Result of a module for a deferred sum, which the same call makes; None if no kernel does that."""
     members = [getattr(module, name, None) for _, name in of.members]
     if x.part is None or x.residual is None or not all(type(w) is torch.nn.Parameter for w in members):
         return None
@@ -175,7 +174,7 @@ def normed(of: FusedCalls, module: torch.nn.Module, x: DeferredSum) -> torch.Ten
 
 
 def replaced(name: str, module: torch.nn.Module) -> Entry | None:
-    """Entry of a module whose result `RowwiseParallel` adds up over ranks; None for others."""
+    """Entry of a module whose result `RowwiseParallel` adds up over ranks; None for other modules."""
     style = torch_private.rowwise_style(module) if "torch.distributed.tensor" in sys.modules else None
     if style is None:
         return None
@@ -205,7 +204,7 @@ def _forward(layouts: Sequence[object]):
 
 @dataclass(frozen=True, eq=False)
 class _Whole:
-    """Result of a module as `RowwiseParallel` looks at it, which is whole on every rank already."""
+    """Result of a module in the form that `RowwiseParallel` expects: already complete on every rank."""
 
     placements: Any
     local: torch.Tensor
@@ -219,7 +218,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, group: distributed.ProcessGr
     out = symmetric.scratch(group, "products", shape, x.dtype, x.device)
     if out is None:
         return DeferredSum(_RankPart(torch.nn.functional.linear(x, weight)), group)
-    # Nothing is sent here: ranks may not agree on what is still alive.
+    # No communication here: ranks may differ in which tensors are still alive.
     last = _last.get(group)
     if last is not None and (waiting := last()) is not None:
         waiting.keep()
@@ -230,4 +229,4 @@ def _product(x: torch.Tensor, weight: torch.Tensor, group: distributed.ProcessGr
 
 
 _last: weakref.WeakKeyDictionary[object, weakref.ref[_RankPart]] = weakref.WeakKeyDictionary()
-"""What lies in the memory of each group that the next product writes."""
+"""Part in the memory that the next product of each group overwrites."""
