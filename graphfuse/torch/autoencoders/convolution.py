@@ -1,4 +1,4 @@
-"""Convolutions of video autoencoders: torch's, with cuDNN's plans measured where that pays."""
+"""torch's convolutions for video autoencoders. cuDNN's plans are measured for large ones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional
 
 _LARGE = 4e11
-"""Operations of a convolution from which on plans are measured, for 40 ms at the first call of a shape. On an H200 this
-saved 0.85 ms of 2.74 in a call of 1.2e12 operations, and 0.06 at most in calls of 4e11 and fewer."""
+"""Smallest number of operations for which plans are measured, which takes 40 ms at the first call of a shape. On an
+H200 this saved 0.85 ms of 2.74 in a call of 1.2e12 operations, and at most 0.06 ms in calls of 4e11 and fewer."""
 _MEASURED = 3
-"""Plans that are measured: those that cuDNN takes for the fastest. Torch measures more by default, for longer."""
+"""Number of plans that are measured, the fastest by cuDNN's estimate. Torch measures more by default, which takes
+longer."""
 
 
 def convolution(
@@ -32,7 +33,7 @@ def convolution(
 
 @contextmanager
 def measured_plans() -> Iterator[None]:
-    """cuDNN's plans for convolutions are measured at the first call of each shape in a process."""
+    """Context in which cuDNN's plans for convolutions are measured at the first call of each shape in a process."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
     cudnn.benchmark, cudnn.benchmark_limit = True, _MEASURED

@@ -1,4 +1,4 @@
-"""Whether a module of a known class computes what its forward says, so that another forward may take its place."""
+"""Checks that a module of a known class computes what its forward says, so that another forward may replace it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
 _is_tracing = torch_private.tracing()
 
 Fault = str
-"""What is otherwise; "" for nothing."""
+"""The difference that was found; "" for none."""
 
 
 def of_module(module: torch.nn.Module, role: str) -> Fault:
-    """The first thing that a forward in the place of the module's own would compute otherwise."""
+    """The first thing that the replacing forward would compute differently; "" for none."""
     check = _CHECKS.get(role)
     if check is None:
         return "its class is not known"
@@ -31,7 +31,7 @@ def of_module(module: torch.nn.Module, role: str) -> Fault:
 
 
 def is_fit(module: torch.nn.Module, role: str, x: object) -> bool:
-    """True if a forward in the place of the module's own computes the same of `x`."""
+    """True if the replacing forward computes the same for `x` as the module's own."""
     if is_dynamo_compiling() or _is_tracing() or not isinstance(x, torch.Tensor) or not torch_private.is_plain(x):
         return False
     if x.dim() != 5 or not x.numel() or x.dtype not in FLOATS or x.device.type not in RUN_ON:
@@ -44,7 +44,7 @@ def is_fit(module: torch.nn.Module, role: str, x: object) -> bool:
 
 
 def leaves(module: torch.nn.Module, role: str) -> Iterator[torch.nn.Module]:
-    """The modules with parameters that a forward reads itself."""
+    """The submodules whose parameters the replacing forward reads directly."""
     for name in _LEAVES.get(role, ()):
         leaf = getattr(module, name, None)
         if leaf is not None:
@@ -61,7 +61,8 @@ _LEAVES = {
 
 
 def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
-    """Fault of a causal convolution. frames: its stride. padding: what it adds around; by default it keeps extents."""
+    """Fault of a causal convolution. frames: its stride. padding: its expected padding; by default it keeps the
+    extents."""
     if not isinstance(conv, torch.nn.Conv3d) or known.role(conv) != known.CONVOLUTION or not is_plain(conv):
         return "a convolution is of another class, or has hooks"
     t, h, w = kernel
@@ -148,7 +149,7 @@ _CHECKS: dict[str, Callable[[torch.nn.Module], Iterator[Fault]]] = {
     known.RESIDUAL: _residual,
     known.ATTENTION: _attention,
     known.RESAMPLE: _resample,
-    # They compute nothing themselves, and the modules within them are looked at by themselves.
+    # Containers compute nothing themselves. The modules within them are checked separately.
     **dict.fromkeys(known.CONTAINERS, lambda module: iter(())),
     **dict.fromkeys(known.ENDS, _ends),
 }

@@ -1,8 +1,7 @@
-"""What flows between the convolutions of a video autoencoder: activations in channels-last, and frames that causal
-convolutions keep from one call to the next.
+"""Data between the convolutions of a video autoencoder: channels-last activations, and frames kept between calls.
 
-A causal convolution reads the frames before those of its call. They lie in front of them in one buffer, into which
-the kernel before the convolution writes. cuDNN pads height and width itself.
+A causal convolution also reads frames of earlier calls. They precede the new frames in one buffer, into which the
+kernel before the convolution writes. cuDNN pads height and width itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
 
 FRAMES = torch.channels_last_3d
 _KEPT = 2
-"""Frames that a causal convolution of three reads of earlier calls."""
+"""Number of frames that a causal convolution with a kernel of three frames reads from earlier calls."""
 
 
 def channels_last(t: torch.Tensor) -> torch.Tensor:
@@ -27,25 +26,25 @@ def channels_last(t: torch.Tensor) -> torch.Tensor:
 
 
 def empty(n: int, c: int, t: int, h: int, w: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of these extents with its channels last in memory."""
+    """An uninitialized tensor of these extents, channels-last."""
     return like.new_empty((n, t, h, w, c)).permute(0, 4, 1, 2, 3)
 
 
 def rows(t: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Rows of channels of each sample, as views. t: channels-last, or some frames of such a tensor."""
+    """Views of each sample as rows of channels. t: channels-last, or some frames of such a tensor."""
     for sample in t.unbind(0):
         yield sample.permute(1, 2, 3, 0).view(-1, t.shape[1])
 
 
 def epsilon(norm: torch.nn.Module) -> float:
-    """The number that is added to the mean of squares in place of a least norm of 1e-12. Rows of zeros stay zeros, and
-    for rows of another norm than about 1e-12 it is the same."""
+    """The epsilon that replaces a lower bound of 1e-12 of the norm. Rows of zeros stay zeros, and rows whose norm is
+    not about 1e-12 give the same result."""
     return 1e-24 / norm.gamma.numel()
 
 
 class Cache:
-    """Frames that causal convolutions keep, in the order of their calls: diffusers' list and position. None: no frames
-    are kept, as where all come in one call."""
+    """Frames that causal convolutions keep, in the order of their calls: diffusers' list and position. kept: None if no
+    frames are kept because all come in one call."""
 
     def __init__(self, kept: MutableSequence[object] | None, position: MutableSequence[int]) -> None:
         self.kept, self.position = kept, position
@@ -57,7 +56,7 @@ class Cache:
         return self.kept[self.position[0]] if self.kept is not None else None
 
     def put(self, frames: object) -> None:
-        """Sets what is kept for the convolution, and goes on to the next."""
+        """Sets the frames of the current convolution, and moves to the next."""
         if self.kept is not None:
             self.kept[self.position[0]] = frames
             self.position[0] += 1
@@ -65,18 +64,16 @@ class Cache:
 
 @dataclass(eq=False)
 class PendingSum:
-    """Activations in channels-last. The convolution that made them may have left its bias, and a residual sum, to
-    whoever reads them, which is then one kernel.
-
-    tensor: changed in place by that. addend: of each channel.
-    """
+    """Channels-last activations with pending additions. The convolution that made them may defer its bias and a
+    residual sum, so that the reader adds them in its own kernel. tensor: the reader changes it in place. addend: one
+    number per channel."""
 
     tensor: torch.Tensor
     addend: torch.Tensor | None = None
     residual: torch.Tensor | None = None
 
     def complete(self) -> torch.Tensor:
-        """The tensor with what was left."""
+        """The tensor after the pending additions."""
         if self.residual is not None:
             self.tensor.add_(self.residual)
         if self.addend is not None:
@@ -85,7 +82,7 @@ class PendingSum:
         return self.tensor
 
     def norm_silu_into(self, out: torch.Tensor, norm: torch.nn.Module, is_read: bool = True) -> None:
-        """SiLU of the norm, written to `out`. is_read: whether somebody else reads this tensor, too."""
+        """SiLU of the norm, written to `out`. is_read: whether this tensor has other readers."""
         weight, eps = norm.gamma.view(-1), epsilon(norm)
         left = [None] * out.shape[0] if self.residual is None else rows(self.residual)
         for x, y, residual in zip(rows(self.tensor), rows(out), left, strict=True):
@@ -97,7 +94,7 @@ class PendingSum:
 
 
 def normed(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
-    """The norm of a tensor in channels-last."""
+    """The norm of a channels-last tensor."""
     out = torch.empty_like(x, memory_format=FRAMES)
     for a, b in zip(rows(x), rows(out), strict=True):
         rmsnorm(a, norm.gamma.view(-1), epsilon(norm), b)
@@ -105,10 +102,8 @@ def normed(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
 
 
 class Frames:
-    """Input of a causal convolution: frames that were kept, and behind them the new ones, which somebody writes.
-
-    new: to be written, [samples, channels, frames, height, width].
-    """
+    """Input of a causal convolution: kept frames followed by the new ones, which the caller writes. new: memory for the
+    new frames, [samples, channels, frames, height, width]."""
 
     def __init__(self, conv: torch.nn.Conv3d, shape: tuple[int, ...], kept: object, like: torch.Tensor) -> None:
         n, c, t, h, w = shape
@@ -117,7 +112,7 @@ class Frames:
             given = tuple(kept.shape) if isinstance(kept, torch.Tensor) else kept
             raise VariantPackError(f"kept frames are {given}; accepted: {(n, c, 'frames', h, w)}, as the new ones")
         held = min(kept.shape[2], before) if kept is not None else 0
-        # The kernel's first frames meet nothing but zeros where there is one new frame.
+        # With one new frame, the convolution kernel's first frames are multiplied by zeros only.
         self.first = before - held if t == 1 else 0
         zeros = before - held - self.first
         self.all = empty(n, c, before - self.first + t, h, w, like)

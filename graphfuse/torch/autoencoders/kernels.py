@@ -1,6 +1,7 @@
-"""What stands between two convolutions of a video autoencoder, on rows of channels: one kernel each.
+"""Functions for the operations between two convolutions of a video autoencoder, on rows of channels, in one kernel
+each.
 
-They are for inference. ``input`` is what a convolution made without its bias, which is ``addend``.
+They are for inference. ``input`` is the result of a convolution without its bias, which is ``addend``.
 """
 
 import torch
@@ -36,8 +37,8 @@ def biased_rmsnorm_silu(
 ) -> torch.Tensor:
     """SiLU(RMSNorm(input + addend + residual, weight, eps)) over the last dimension.
 
-    input, residual: (..., channels); bfloat16, float16 or float32. addend, weight: (channels). total: gets the sum,
-    rounded to its type, which the norm does not; it may be input itself. out: as for ``rmsnorm``.
+    input, residual: (..., channels); bfloat16, float16 or float32. addend, weight: (channels). total: receives the sum,
+    rounded to its type; the norm reads the sum before rounding; it may be input itself. out: as for ``rmsnorm``.
 
-    Returns out. Errors as of ``rmsnorm``.
+    Returns out. Errors as in ``rmsnorm``.
     """

@@ -1,8 +1,8 @@
-"""Classes of video autoencoders that are told by their source, as their forwards keep frames in lists, and are not
-straight.
+"""Recognition of video autoencoder classes by their source, because their forwards keep frames in lists and have
+branches.
 
-A class is known if the syntax tree of its forward is one of a table, without annotations and documentation. It may have
-any name. A version of diffusers with another forward keeps its own.
+A class is known if the syntax tree of its forward, without annotations and docstrings, is in a table. Its name does not
+matter. A version of diffusers with another forward keeps its own.
 """
 
 import ast
@@ -38,12 +38,12 @@ _ROLES = {
     "65fa537881419e61": RESIDUAL,  # Qwen-Image
     "220c002c809b1ace": ATTENTION,
     "d2ba2e5c1e04d9bc": RESAMPLE,
-    "a5db7953bea157e8": RESAMPLE,  # Qwen-Image, as the others like it: counts the frames that it keeps
+    "a5db7953bea157e8": RESAMPLE,  # Qwen-Image, as in similar entries: counts the frames that it keeps
     "23fc1bae73fbb131": MIDDLE,
-    "680be2f1110718f9": MIDDLE,  # before 0.38, as the others like it: passes the frames by place
+    "680be2f1110718f9": MIDDLE,  # before 0.38, as in similar entries: passes the frames by position
     "426ef8cfa2fa91d7": UP,
     "dd853fe626a7c2ba": UP,
-    "5b27564abe5a56c0": UP,  # Qwen-Image, and before 0.35: is not told of the first chunk
+    "5b27564abe5a56c0": UP,  # Qwen-Image, and before 0.35: has no argument for the first chunk
     "083afe537c743027": RESIDUAL_UP,
     "3caf892c82025550": RESIDUAL_UP,
     "f2798108d5a5002f": RESIDUAL_DOWN,
@@ -60,9 +60,9 @@ _ROLES = {
 
 
 def role(module: torch.nn.Module) -> str:
-    """Role of a module's class; "" for one that is not known."""
+    """Role of a module's class; "" if the class is not known."""
     forward = type(module).forward
-    is_torchs = str(getattr(forward, "__module__", "")).startswith("torch.")  # whose files would be read for nothing
+    is_torchs = str(getattr(forward, "__module__", "")).startswith("torch.")  # torch's files need not be read
     return _role(forward) if isinstance(forward, FunctionType) and not is_torchs else ""
 
 
@@ -75,7 +75,7 @@ def _role(forward: FunctionType) -> str:
 
 
 def digest(function: FunctionType) -> str:
-    """A digest of what a function does, the same for all versions of Python."""
+    """A digest of a function's syntax tree, the same in all versions of Python."""
     tree = syntax_tree(function)
     if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
         tree = ast.FunctionDef(tree.name, tree.args, tree.body[1:], tree.decorator_list, None)

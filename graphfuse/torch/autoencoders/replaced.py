@@ -1,4 +1,4 @@
-"""Sets forwards on the modules of video autoencoders, and their weights in channels-last, and undoes both."""
+"""Replaces the forwards of modules of video autoencoders and lays out their weights channels-last, and undoes both."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _BECAME = {
 
 
 def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
-    """Sets the forward of a module that is known. Returns what became of it; None for any other module. before_own: is
-    called with each norm that this goes around, before a call first runs the module's own forward."""
+    """Sets the forward of a known module. Returns its entry; None for any other module. before_own: called with each
+    norm that this forward bypasses, before a call first runs the module's own forward."""
     role, cls = known.role(module), type(module)
     if role not in wan.FORWARDS:
         return None
@@ -45,13 +45,13 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
 
 
 def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Norms that the forward in the place of a known module's own computes itself."""
+    """Norms that the replacing forward of a known module computes itself."""
     role = known.role(module)
     return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM]
 
 
 def put_back(module: torch.nn.Module) -> None:
-    """Weights as they were, before the forward is removed."""
+    """Restores the layout of weights, before the forward is removed."""
     found = vars(module).get("forward")
     names = getattr(found.__func__, _TURNED, ()) if isinstance(found, MethodType) else ()
     for name in names:
@@ -60,7 +60,7 @@ def put_back(module: torch.nn.Module) -> None:
 
 
 def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
-    """Lays weights of convolutions channels-last. Returns the names of those that were not."""
+    """Lays out weights of convolutions channels-last. Returns the names of those that were not."""
     names = {leaf: name for name, leaf in module.named_modules()}
     for leaf in fault.leaves(module, role):
         weight = getattr(leaf, "weight", None)
@@ -70,13 +70,13 @@ def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
 
 
 def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
-    """Function in the place of a class's forward."""
+    """Function that replaces a class's forward."""
     run, signature, is_end = wan.FORWARDS[role], inspect.signature(cls.forward), role in known.ENDS
 
     def forward(self, *given, **named):
         try:
             of = signature.bind(self, *given, **named).arguments
-        except TypeError:  # which the own forward raises
+        except TypeError:  # the own forward raises it again
             of = {}
         x, kept, position = of.get("x"), of.get("feat_cache"), of.get("feat_idx", [0])
         if not fault.is_fit(self, role, x) or not isinstance(kept, list | None):
@@ -86,7 +86,7 @@ def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]
             return type(self).forward(self, *given, **named)
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}
         with torch.no_grad():
-            start = x if is_end else channels_last(x)  # the first convolution copies its input anyway
+            start = x if is_end else channels_last(x)  # the first convolution copies its input in any case
             made = run(self, PendingSum(start), Cache(kept, position), **more).complete()
         return made.contiguous() if is_end else made
 

@@ -1,7 +1,7 @@
-"""Forwards of the modules of WAN's VAE, and of Qwen-Image's, in channels-last from the first convolution to the last.
+"""Forwards of the modules of the VAEs of WAN and Qwen-Image, channels-last from the first convolution to the last.
 
-Each is what the class's own computes, in other kernels: a norm and SiLU write where the convolution reads; the bias and
-the residual sum of the convolution before are in the same kernel; upsampling and the mixing of frames are one copy.
+Each computes the same as the class's own, in other kernels. A norm and SiLU write where the convolution reads. The same
+kernel adds the bias and the residual sum of the previous convolution. Upsampling and the mixing of frames are one copy.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def encoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -
 
 
 def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **first: object) -> PendingSum:
-    """first: whether it is the first chunk, where the class is told."""
+    """Result of a decoder. first: whether it is the first chunk, if the class has this argument."""
     x = run(module.mid_block, _first(module, x, cache), cache)
     for block in module.up_blocks:
         x = run(block, x, cache, **first)
@@ -87,11 +87,11 @@ FORWARDS: dict[str, Callable[..., PendingSum]] = {
     known.ENCODER: encoder,
     known.DECODER: decoder,
 }
-"""By role, of (module, activation, cache, first_chunk where the own forward takes it)."""
+"""Forwards by role, of (module, activation, cache), and first_chunk if the own forward has it."""
 
 
 def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) -> PendingSum:
-    """A module within another: its forward here, or the module itself where that would compute something else."""
+    """Result of a submodule: by its forward here, or by the module itself if that would compute something else."""
     role = known.role(module)
     if role in FORWARDS and fault.is_fit(module, role, x.tensor):
         return FORWARDS[role](module, x, cache, **more)
@@ -127,7 +127,7 @@ def _last(module: torch.nn.Module, x: PendingSum, cache: Cache) -> PendingSum:
 
 
 def _linear(x: torch.Tensor, conv: torch.nn.Module) -> torch.Tensor:
-    """A convolution of single pixels, whose channels are last."""
+    """A convolution of single pixels, for channels-last tensors."""
     return functional.linear(x, conv.weight.flatten(1), conv.bias)
 
 
@@ -136,8 +136,8 @@ def _frames(images: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSum:
-    """The convolution of frames in double height and width. mixed: how many frames each of x is, one behind the other
-    in its channels."""
+    """The convolution of frames at double height and width. mixed: how many frames lie one after another in the
+    channels of each frame of x."""
     n, c, t, h, w = x.shape
     wide = _wide(x.permute(0, 2, 3, 4, 1).view(n * t, h, w, mixed, c // mixed)).permute(0, 3, 1, 2, 4)
     large = wide.new_empty((n * t, mixed, h, 2, w, 2, wide.shape[-1]))
@@ -149,7 +149,7 @@ def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSu
 
 
 def _wide(t: torch.Tensor) -> torch.Tensor:
-    """Elements of 16 bytes where channels come to such: torch copies one at a time."""
+    """A view with elements of 16 bytes, if channels can be grouped so: torch copies one element at a time."""
     size = 16 // t.element_size()
     fits = t.shape[-1] % size == 0 and t.storage_offset() % size == 0
     return t.view(torch.complex128) if fits else t
@@ -172,8 +172,8 @@ def _upsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> P
 
 
 def _downsampled(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
-    """Padded by two pixels on all sides, what the own forward pads by one behind: the convolution's first results then
-    are those of pixels that are not there, and the others are the same."""
+    """The downsampling convolution of frames. The own forward pads one pixel at the end of height and width; this pads
+    two on all sides. Its first results then come from padding alone and are dropped; the others are the same."""
     conv, (h, w), images = block.resample[1], x.shape[-2:], x.transpose(1, 2).flatten(0, 1)
     made = convolution(images, conv.weight, stride=conv.stride, padding=(2, 2))
     made = made[:, :, 1 : 1 + (h - 2) // 2 + 1, 1 : 1 + (w - 2) // 2 + 1]
@@ -204,4 +204,4 @@ _RESAMPLED: dict[str, Callable[[torch.nn.Module, torch.Tensor, Cache], PendingSu
     "downsample2d": _downsampled,
     "downsample3d": _downsample_frames,
 }
-"""By the mode of a resampling module."""
+"""Functions by the mode of a resampling module."""
