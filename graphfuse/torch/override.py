@@ -1,8 +1,8 @@
-"""torch's own fused norms, run by graphfuse: an opt-in for models that are not to be edited.
+"""``override``: torch's own fused norms run by graphfuse, for models that are not to be edited.
 
-``override`` registers kernels for ``aten::_fused_rms_norm``, ``aten::native_layer_norm`` and the backward of each,
-which ``torch.nn.functional.rms_norm`` and ``layer_norm`` come to. Autograd stays torch's own. A call that graphfuse
-declines goes to the kernel that was there before, and the report says why.
+It registers kernels for ``aten::_fused_rms_norm``, ``aten::native_layer_norm`` and their backward, which
+``torch.nn.functional.rms_norm`` and ``layer_norm`` dispatch to. Autograd stays torch's own. A call that graphfuse
+declines runs the previous kernel, and the report says why.
 """
 
 import functools
@@ -29,21 +29,19 @@ from graphfuse.torch.operators.declared import LAYER_NORM, LAYER_NORM_BIAS, RMS_
 from graphfuse.torch.operators.formula import Operator
 
 DEVICES = {"cuda": "CUDA", "cpu": "CPU"}
-"""Types of devices, and torch's dispatch keys for them."""
+"""Torch's dispatch keys by device type."""
 
 Tensors = tuple[torch.Tensor | None, ...]
 
 
 class _Declined(Exception):
-    """The call is torch's; why."""
+    """The reason why torch's own kernel runs a call."""
 
 
 @dataclass
 class OverrideReport:
-    """Counts of where calls went while an override held. Prints as a table.
-
-    graphfuse: numbers of calls by operator. torch: by operator and reason.
-    """
+    """Counts of calls by where they ran while an override was active. Prints as a table. graphfuse: calls by operator.
+    torch: calls by operator and reason."""
 
     graphfuse: Counter[str] = field(default_factory=Counter)
     torch: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -59,7 +57,7 @@ class OverrideReport:
 
 
 class Override:
-    """Override that ``override`` returns."""
+    """A context manager, which ``override`` returns."""
 
     def __init__(self, devices: tuple[str, ...]):
         self._devices = devices
@@ -73,7 +71,7 @@ class Override:
         _installed.remove(self)
 
     def keep(self) -> "Override":
-        """Begin without an end, until ``undo`` is called. Returns itself; ``report`` goes on counting."""
+        """Activate the override until ``undo`` is called. Returns itself; ``report`` goes on counting."""
         self.__enter__()
         return self
 
@@ -83,25 +81,25 @@ class Override:
 
 
 def override(devices: Sequence[str] = ("cuda",)) -> Override:
-    """torch's RMSNorm and layer norm, forward and backward, by graphfuse's kernels.
+    """Override of torch's RMSNorm and layer norm, forward and backward, by graphfuse's kernels.
 
-    ``with override() as report:`` holds until the block is left, however it is left; ``override().keep()`` until its
-    ``undo``, or for good. devices: types of devices whose tensors it is for. Of "cpu" it is for tests: the reference
-    engine runs there, or the emulator.
+    ``with override() as report:`` holds until the block is left, even by an error; ``override().keep()`` until its
+    ``undo``, or for good. devices: types of devices whose tensors it is for. "cpu" is for tests: the reference engine
+    runs there, or the emulator.
 
-    It holds for all threads of the process, as torch has one table of kernels, so that a backward that begins in the
+    It holds for all threads of the process, because torch has one table of kernels. So a backward that begins in the
     block and runs on threads of torch's is by graphfuse, too. Blocks may be nested and overlap; the last one to end
-    restores what was there before the first, and each report counts what ran while its own block was open. A forward
-    in the block and its backward after it, or the other way round, fit each other. torch does not promise that its
-    table can be changed while other threads call what changes: they should not be in a norm when it begins or ends.
+    restores what was there before the first, and each report counts what ran while its own block was open. A forward in
+    the block and its backward after it are compatible, and the other way round. torch does not promise that its table
+    can be changed while other threads call the operators: they should not run a norm when the override begins or ends.
 
-    torch's own kernel runs, and the report says why, where tensors are of several types or of one that is not
-    accepted, have no elements, have elements of a row apart, or where no kernel of graphfuse but only the reference
-    engine would run. Results have torch's types, shapes and layouts. Operators that torch does not come to the fused
-    ones for are as ever: ``rms_norm`` on CPU tensors is several operators of torch, and inductor replaces both norms
-    by code of its own, while a compiled graph's other backends call them.
+    torch's own kernel runs, and the report says why, if tensors are of several types or of an unsupported one, have no
+    elements, have a weight or bias that is not contiguous, or if graphfuse has no kernel but only the reference engine.
+    Results have torch's types, shapes and layouts. It has no effect where torch does not dispatch to its fused
+    operators: ``rms_norm`` on CPU tensors is several operators of torch, and inductor replaces both norms by its own
+    code. Other backends of a compiled graph call them.
 
-    Raises VariantPackError for a device that is none of DEVICES.
+    Raises VariantPackError for a device that is not one of DEVICES.
     """
     found = tuple(dict.fromkeys(devices))
     unknown = [d for d in found if d not in DEVICES]
@@ -112,7 +110,7 @@ def override(devices: Sequence[str] = ("cuda",)) -> Override:
 
 
 class _Installed:
-    """The overrides that hold, and torch's registrations of kernels, which are there as long as one does."""
+    """The active overrides, and the registrations of their kernels, which exist while one is active."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -138,10 +136,10 @@ class _Installed:
 
     def _register(self, device: str) -> ExitStack:
         key, kernels = DEVICES[device], ExitStack()
-        before = {name: _kernel(name, key) for name in _OPERATORS}  # looked up before there is any of ours
+        before = {name: _kernel(name, key) for name in _OPERATORS}  # before ours are registered
         library = kernels.enter_context(torch_private.registrations("aten"))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that kernels are overridden, which is what was asked for
+            warnings.simplefilter("ignore")  # the warning that kernels are overridden
             for name, theirs in before.items():
                 if theirs is not None:
                     kernel = functools.partial(self._run, device, name, _OPERATORS[name], theirs)
@@ -151,7 +149,7 @@ class _Installed:
     def _run(
         self, device: str, name: str, run: Callable[..., Tensors], before: Any, keys: Any, *values: Any
     ) -> Tensors:
-        if getattr(self._inside, "it", False):  # a kernel of ours, or torch's, calls an operator that has one
+        if getattr(self._inside, "it", False):  # a kernel calls an overridden operator itself
             return before(keys, *values)
         self._inside.it = True
         try:
@@ -174,8 +172,8 @@ class _Installed:
 
 
 def _kernel(name: str, key: str) -> Callable[..., Tensors] | None:
-    """Kernel that torch would run; None where it has none, as one made without CUDA for CUDA. For RMSNorm of CPU
-    tensors torch has no backward either, but a forward."""
+    """The kernel that torch would run; None if there is none, as for CUDA in a torch without it. For RMSNorm of CPU
+    tensors, torch has a forward but no backward; the formula takes its place."""
     try:
         return torch.library.get_kernel(f"aten::{name}", key).call_boxed
     except RuntimeError:
@@ -206,7 +204,7 @@ def _layer_norm(x, shape, weight, bias, eps) -> Tensors:
         y, *found = _forward(LAYER_NORM, x, shape, eps, weight=weight)
     else:
         y, *found = _forward(LAYER_NORM_BIAS, x, shape, eps, weight=weight, bias=bias)
-    # On the CPU torch has statistics in the type of x.
+    # On the CPU torch returns statistics in the type of x.
     return y, *(t.to(x.dtype) if x.device.type == "cpu" else t for t in found)
 
 
@@ -224,7 +222,7 @@ def _forward(operator: Operator, x, shape, eps, **scales) -> Tensors:
 def _backward(operator: Operator, grad, x, shape, statistics, mask, weight, *bias) -> Tensors:
     """The gradients of x, weight and bias, in their shapes and types."""
     rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
-    # One number a row, in the type that graphfuse keeps them in.
+    # One number per row, in the type that graphfuse keeps them in.
     kept = (t.to(torch.promote_types(t.dtype, torch.float32)).reshape(*rows.shape[:-1], 1) for t in statistics)
     asked = mask[0], mask[1] and weight is not None, *mask[2:]
     made = _made(operator.gradients, rows, flat_x, scale, *kept, *asked)
@@ -239,18 +237,18 @@ _OPERATORS: dict[str, Callable[..., Tensors]] = {
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
 }
-"""Those of aten."""
+"""Functions that run the overridden operators of aten, by name."""
 
 
 def _flat(shape: Sequence[int], *tensors: torch.Tensor | None, **scales: torch.Tensor | None) -> list[Any]:
-    """Tensors with all normalized dimensions as one. _Declined for those that torch is to have."""
+    """Tensors with all normalized dimensions flattened. Raises _Declined for a call that torch's own kernel runs."""
     given = [*tensors, *scales.values()]
     there = [t for t in given if t is not None]
     x, full = there[0], len(tensors)
     own = tuple(shape)
     ends = [t.shape[-len(own) :] if i < full else t.shape for i, t in enumerate(given) if t is not None]
     if not own or any(tuple(end) != own for end in ends) or any(t.shape != x.shape for t in tensors):
-        raise _Declined("shapes that do not fit")  # in torch's words
+        raise _Declined("shapes that do not fit")  # torch's kernel raises the error
     if any(t.dtype != x.dtype for t in there):
         kinds = " and ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in there))
         raise _Declined(f"tensors of {kinds}; accepted: one type")
@@ -261,7 +259,7 @@ def _flat(shape: Sequence[int], *tensors: torch.Tensor | None, **scales: torch.T
     found = [t.flatten(-len(shape)) if t is not None and len(shape) > 1 else t for t in given]
     if any(t is not None and t.shape[-1] > 1 and t.stride(-1) != 1 for t in found[full:]):
         raise _Declined("elements of a weight or bias apart")
-    # A gradient of sum() is one element, expanded; torch makes both contiguous, too.
+    # A gradient of sum() is one expanded element. torch makes such tensors contiguous, too.
     return [t.contiguous() if t is not None and t.stride(-1) != 1 else t for t in found]
 
 
@@ -273,7 +271,7 @@ def _made(function: Callable[..., object], *values: object) -> Tensors:
 
 
 def _looks(t: torch.Tensor) -> tuple:
-    """Key that decides which engine runs, the same for all numbers of rows that share a plan."""
+    """Key of a tensor that determines the engine. It is the same for all row counts that share a plan."""
     of = row_class(t.numel() // t.shape[-1]) if t.is_contiguous() else (t.shape, t.stride())
     return of, t.dim(), t.shape[-1], t.dtype, t.device
 
@@ -283,7 +281,8 @@ _without: dict[tuple, str | None] = {}
 
 
 def _without_kernel(function: Callable[..., object], values: Sequence[object]) -> str | None:
-    """Why a call would run on the reference engine, where there are kernels: torch's own are faster."""
+    """The reason why only the reference engine would run a call, if kernels are available; torch's own kernel is
+    faster."""
     x = values[0]
     if x.device.type == "cpu" and settings.device() != str(EMULATOR):
         return None

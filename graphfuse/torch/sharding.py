@@ -1,7 +1,7 @@
-"""Sharded models: how the operators of ``graphfuse.torch`` and ``graphfuse.functional`` run on DTensors.
+"""Rules of how the operators of ``graphfuse.torch`` and ``graphfuse.functional`` run on DTensors.
 
-Nothing has to be called: rules are registered as soon as a program has both, by an import, a module that is made or a
-call. docs/sharding.md is for users.
+Users need not call anything. Rules are registered once a program has both operators and DTensors: at an import, the
+construction of a module or a call. docs/sharding.md is for users.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from graphfuse.functional.sharding import register, splittable
 __all__ = ["OperatorRule", "register", "rules"]
 
 _SHAPE = (2, 3, 512)  # samples, rows of each, columns
-_HEADS = 4  # of a row, where all of them are one
+_HEADS = 4  # of a row that covers all heads
 
 
 @dataclass(frozen=True)
 class OperatorRule:
     """Rule of an operator whose first tensor, (samples, ..., columns), is split.
 
-    name: without ``graphfuse::``. rows: whether it can be split along all dimensions but those of a row, the last one,
-    or that of heads, too. whole: what every rank has all of. by_sample: what is split along the first dimension alone.
-    added: results of which each rank has its rows' part, by the operation that makes the whole. columns: whether it can
-    be split along the last one.
+    name: without ``graphfuse::``. rows: whether it can be split along all dimensions but those of a row: the last one,
+    or also that of heads. whole: arguments that every rank has completely. by_sample: arguments that are split along
+    the first dimension only. added: results of which each rank has the part of its rows, with the operation that
+    combines them. columns: whether the tensor can be split along the last dimension.
     """
 
     name: str
@@ -37,7 +37,7 @@ class OperatorRule:
 
 
 def rules() -> tuple[OperatorRule, ...]:
-    """Rules of all operators, of three dimensions and the default options."""
+    """Rules of all operators, for three dimensions and the default options."""
     return tuple(_rule(f) for f in FUNCTIONS.values())
 
 
