@@ -1,7 +1,7 @@
-"""Ready-made calls on torch tensors. A graph is planned once per problem, and then only launched.
+"""Ready-made functions of torch tensors. A graph is planned once per problem; later calls only launch it.
 
-Names, argument order and in-place updates are FlashInfer's where it has the function. Each is also an operator of
-torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
+Names, argument order and in-place updates are those of FlashInfer if it has the function. Each function is also an
+operator of torch, ``graphfuse::NAME``, which torch.compile and torch.export use.
 """
 
 from graphfuse.functional import sharding

@@ -1,5 +1,7 @@
-"""Layer norm as diffusion transformers have it: with a scale and a shift per sample, alone and after a gated residual
-sum, or with weight and bias after such a sum."""
+"""Layer norm of diffusion transformers: with a scale and a shift per sample, or after a gated residual sum.
+
+After such a sum, it may have scale and shift, or weight and bias.
+"""
 
 import torch
 
@@ -50,8 +52,8 @@ def adalayernorm(
 
     input: (samples, ..., hidden), bfloat16, float16 or float32, any strides. scale, shift: of these types, any strides,
     each of one of these shapes: (samples, 1, ..., hidden), one row of values for each sample, such as a chunk of an
-    embedding; (hidden,) or (1, ..., 1, hidden), the same for all rows; input's shape, others for each row. 1 is added
-    in float32. out, enable_pdl and errors as for ``rmsnorm``. Returns out, which has no gradient:
+    embedding; (hidden,) or (1, ..., 1, hidden), the same for all rows; input's shape, different for each row. 1 is
+    added in float32. out, enable_pdl and errors as for ``rmsnorm``. Returns out, which has no gradient:
     ``graphfuse.torch.ada_layer_norm`` has one.
     """
 
@@ -70,10 +72,10 @@ def add_adalayernorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual_out is residual + input * gate, and out is ``adalayernorm`` of that sum, in one kernel.
 
-    gate: as scale, in a shape of its own; None for 1. The sum is normalized unrounded; residual_out gets it rounded to
-    its type. residual: of input's shape, any strides; bfloat16, float16 or float32. residual_out: of input's shape and
-    these types; it may be residual itself where types agree. Default: residual's type, newly allocated. The other
-    arguments and errors as of ``adalayernorm``.
+    gate: as scale, possibly in another of its shapes; None for 1. The sum is normalized unrounded; residual_out
+    receives it rounded to its type. residual: of input's shape, any strides; bfloat16, float16 or float32.
+    residual_out: of input's shape and these types; it may be residual itself if types agree. Default: residual's type,
+    newly allocated. The other arguments and errors as in ``adalayernorm``.
 
     Returns (out, residual_out).
     """
@@ -93,6 +95,6 @@ def add_layernorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual_out is residual + input * gate, and out is ``layernorm`` of that sum, in one kernel.
 
-    weight, bias: as of ``layernorm``. The other arguments and errors as of ``add_adalayernorm``; without a gate,
+    weight, bias: as in ``layernorm``. The other arguments and errors as of ``add_adalayernorm``; without a gate,
     ``fused_add_layernorm`` is the same in place. Returns (out, residual_out).
     """

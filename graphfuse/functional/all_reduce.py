@@ -1,4 +1,4 @@
-"""RMSNorm of a residual and what is added up over ranks: one kernel where ranks can read each other's memory."""
+"""RMSNorm of a residual plus a sum over ranks: one kernel if ranks can read each other's memory."""
 
 import torch
 from torch import distributed
@@ -26,21 +26,21 @@ def all_reduce_add_rmsnorm(
 ) -> torch.Tensor:
     """residual becomes the sum of x over the ranks of a group + residual; out becomes RMSNorm of that sum.
 
-    What tensor-parallel layers do behind a product: all ranks call it, with one layout and type. x: (..., hidden),
+    Tensor-parallel layers do this after a product. All ranks call it, with the same layout and type. x: (..., hidden),
     bfloat16, float16 or float32; it is only read. residual: of x's shape, the same on all ranks; bfloat16, float16 or
     float32. weight: (hidden,), of any of these types. out: of x's shape; of these types, or float8_e4m3fn or
     float8_e5m2, saturating. Default: x's type, newly allocated. scale: float32, (1,) or (): the norm is multiplied by
     1 / scale before it is rounded. group: torch's, None for that of all ranks. enable_pdl: as for ``rmsnorm``.
 
-    Where x lies in torch's symmetric memory (``torch.distributed._symmetric_memory.empty``) of up to 8 GPUs of a host,
-    one kernel reads the memory of all ranks. x lies equally far into it on each. The sum is in float32, in the order of
-    ranks, and not rounded before the norm: all ranks have the same bits, in every run. Calls of a group are on one
-    stream, in one order on all ranks; captured graphs are replayed in one order on all ranks. The first call with some
-    memory allocates and waits for the other ranks: it must not be captured. Behind the call, on its stream, x may be
-    overwritten. Other tensors are added up in float32 by ``torch.distributed.all_reduce``, in its order.
+    If x lies in torch's symmetric memory (``torch.distributed._symmetric_memory.empty``) of up to 8 GPUs of a host, one
+    kernel reads the memory of all ranks. x has the same offset in it on each. The sum is computed in float32, in the
+    order of ranks, and not rounded before the norm: all ranks have the same bits, in every run. Calls of a group are on
+    one stream, in one order on all ranks; captured graphs are replayed in one order on all ranks. The first call with
+    some memory allocates and waits for the other ranks: it must not be captured. After the call, on its stream, x may
+    be overwritten. Other tensors are added up in float32 by ``torch.distributed.all_reduce``, in its order.
 
     Returns out. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument. Shapes that
-    differ between ranks are not seen.
+    differ between ranks are not detected.
     """
     if is_dynamo_compiling():
         return rank_operators.traced("all_reduce_add_rmsnorm", group, out, x, residual, weight, eps, scale)

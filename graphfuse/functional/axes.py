@@ -1,7 +1,7 @@
-"""Which dimension of a function's first tensor each dimension of its tensors follows, found from the rules of shapes.
+"""Correspondence of the dimensions of a function's tensors to those of its first tensor, derived from shape rules.
 
-The rules are asked about extents that stand for themselves: whatever comes out of a rule unchanged follows the
-dimension that it was.
+The rules are evaluated with a unique mark in place of each extent. A mark that a rule returns unchanged identifies the
+dimension.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter
 
 Axes = tuple[int | None, ...]
-"""For each dimension of a tensor, in elements, the dimension of the first tensor whose extent it has; None for none."""
+"""The dimension of the first tensor whose extent each dimension has, counted in elements; None for no such
+dimension."""
 
-# Extents that nothing comes to by chance: sums and products of some are none of the others.
+# Marks that no other extent equals by chance: sums and products of some are not equal to others.
 _ROWS, _COLUMNS = 1 << 20, 1 << 42
 
 
 def axes(used: Sequence[TensorParameter], shapes: Mapping[str, Shape]) -> dict[str, Axes]:
     """Axes of every tensor that a call uses.
 
-    used: in order. shapes: in elements, of those that are given; they fit each other. Others have the shape that they
-    are allocated with.
+    used: in order. shapes: in elements, of the given tensors, already checked. Others get the shape that they are
+    allocated with.
 
-    A tensor that is free (``TensorParameter.free``) may have extents of its own. They count as following the first
-    tensor's, as the heads of keys those of queries: what is done to one along them can be done to the other. Those of a
-    table (``TensorParameter.table``) follow none.
+    A tensor that is free (``TensorParameter.free``) may have its own extents, such as another number of heads for keys.
+    They count as following the first tensor's, because what is split along one can be split along the other. The
+    extents of a table (``TensorParameter.table``) follow none.
     """
     rank = len(shapes[used[0].name])
     marks = (*(_ROWS + i + 1 for i in range(rank - 1)), _COLUMNS)

@@ -1,7 +1,7 @@
-"""A bounded wait for kernels that wait for other ranks: which rank is late, and how the kernel goes on without it.
+"""Bounded waiting for kernels that wait for other ranks. It finds the late ranks and lets the kernel end without them.
 
-A kernel waits until words of its rank's signals have the number of the call. Peers write them (``ranks.cuh``). Where
-one does not, the host writes in its place.
+A kernel waits until words of its rank's signals contain the number of the call. Peers write them (``ranks.cuh``). The
+host writes those of late peers.
 """
 
 import time
@@ -15,15 +15,15 @@ from graphfuse.ops.collectives import MOST_RANKS
 
 _LINE = 32
 _CALLS, _BEGUN, _DONE = 0, 2, 3
-"""Lines of signals, as ``gf::Signal`` has them."""
+"""Lines of signals, as in ``gf::Signal``."""
 WORDS = 4 * _LINE
-_PAUSE = 1e-3  # seconds between two looks
+_PAUSE = 1e-3  # seconds between two polls
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A kernel that may wait. ended: whether it has. read: the words of its rank's signals. write: sets some of them,
-    by their places, while it runs."""
+    """A kernel that may wait. ended: whether it has ended. read: returns the words of its rank's signals. write: sets
+    some of them, by index, while it runs."""
 
     ended: Callable[[], bool]
     read: Callable[[], list[int]]
@@ -31,10 +31,8 @@ class Waiting:
 
 
 def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> None:
-    """Waits until a kernel has ended. RankTimeoutError, behind its end, where other ranks keep it longer than that.
-
-    name: of the function that started it.
-    """
+    """Waits until a kernel has ended. Raises RankTimeoutError, after ending it, if other ranks delay it for longer than
+    that. name: of the function that launched it."""
     if _ended(kernel, seconds):
         return
     words = kernel.read()
@@ -52,7 +50,7 @@ def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> N
 
 
 def _call(words: list[int], peer: int) -> int:
-    """The number of the call for a rank and one of its peers."""
+    """The number of the current call between a rank and one of its peers."""
     return words[_CALLS * _LINE + peer] + 1
 
 
@@ -66,8 +64,8 @@ def _ended(kernel: Waiting, seconds: float) -> bool:
 
 
 def of_stream(numbers: torch.Tensor) -> Waiting | None:
-    """The kernel that the current stream of CUDA was given last; None where a CUDA graph records it. numbers: signals,
-    as ``all_reduce`` has them."""
+    """The kernel that was last launched on the current CUDA stream; None while a CUDA graph is captured. numbers:
+    signals, as in ``all_reduce``."""
     if torch.cuda.is_current_stream_capturing():
         return None
     event, beside = torch.cuda.Event(), torch.cuda.Stream(numbers.device)

@@ -1,4 +1,4 @@
-"""The first call of its kind: checked in full, planned and run. It leaves a fast path for later calls."""
+"""The first call of its kind: it is checked in full, planned and run, and creates a fast path for later calls."""
 
 import functools
 import math
@@ -27,16 +27,16 @@ from graphfuse.runtime.storage import Storage
 from graphfuse.tuned_tables import store
 
 _Pair = tuple[str, str, Conflict]
-_KEPT = 64  # sizes and distances for which an answer is kept
+_KEPT = 64  # cached answers for sizes and distances
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedCall:
-    """A call whose arguments are accepted; only overlaps are not yet looked at.
+    """A call whose arguments are accepted; only overlaps are not checked yet.
 
     given: the arguments by parameter.
-    tensors: all tensors that the call uses, those that it allocated among them.
-    numbers: those passed by value, by parameter.
+    tensors: all tensors that the call uses, including those that it allocated.
+    numbers: scalars passed by value, by parameter.
     layouts: of `tensors`.
     generation: of the tuned knobs (``tables.store``) when the call began.
     """
@@ -69,8 +69,8 @@ class AcceptedCall:
 
     @property
     def device(self) -> str:
-        """The device that it is planned for: that of its tensors, or for CPU tensors the emulator if GRAPHFUSE_DEVICE
-        asks for it."""
+        """The device that the call is planned for: its tensors' device, or for CPU tensors the emulator if
+        GRAPHFUSE_DEVICE names it."""
         device = str(next(iter(self.layouts.values())).device)
         return str(EMULATOR) if device == "cpu" and settings.device() == str(EMULATOR) else device
 
@@ -88,8 +88,8 @@ class AcceptedCall:
         return self.planning.planned()
 
     def run(self) -> None:
-        """Start the plan, and count up versions of what is written. VariantPackError, before anything is started, where
-        a tensor that is written overlaps another."""
+        """Launch the plan, and increment the versions of written tensors. Raises VariantPackError before any launch if
+        a written tensor overlaps another."""
         planned, problem = self.planned, self.planned.problem
         for made, other, conflict in self._conflicts:
             found = _laid_out(conflict, made, other, self.layouts)
@@ -103,17 +103,18 @@ class AcceptedCall:
             torch_private.increment_version()(tuple(self.given[name] for name in self._written))
 
     def fast(self) -> Callable[..., object] | None:
-        """The fast path for calls like this one; None where it could not tell them, or they are too rare for one."""
+        """The fast path for calls like this one; None if it could not recognize them, or if they are too rare for
+        one."""
         given = [name for name in self.tensors if self.given.get(name) is not None]
         new = {a.name: a for a in self.split.arguments if a.name not in given}
         ignored = [a.name for a in self.variant.arguments if self.given.get(a.name) is not None and a.name not in given]
         told = all(fastcall.comparable(self.tensors[n]) for n in given)
         if ignored or not told or 0 in next(iter(self.layouts.values())).shape:
             return None
-        # Accepted as gradients are off, which a guard does not look at.
+        # The call is accepted because gradients are off; a guard does not check that.
         if any(self.given[name].requires_grad for name in self._written):
             return None
-        # A guard says no to one tensor given twice, which a call in place does.
+        # A guard rejects a tensor that is given twice, as a call in place does.
         same = {name: next(n for n in given if self.tensors[n] is self.tensors[name]) for name in given}
         distinct = [name for name in given if same[name] == name]
         clashes = [c for c in self._conflicts if {*c[:2]} <= {*given} and same[c[0]] != same[c[1]]]
@@ -142,7 +143,7 @@ class AcceptedCall:
         by_class = self.planning.by_class if planned.counted else lambda count: None
 
         def prepare(count: int) -> tuple[Callable[..., None], int] | None:
-            found = by_class(count)  # which holds no tensor
+            found = by_class(count)  # `planning` holds no tensor
             if found is None:
                 return None
             made = starts[row_class(count)] = (found.start, found.problem.workspace_bytes)
@@ -179,8 +180,8 @@ class AcceptedCall:
 
     @property
     def _written(self) -> tuple[str, ...]:
-        """Parameters whose tensors the call writes and the caller gave: each tensor once, without inference tensors,
-        which have no versions."""
+        """Parameters whose tensors the caller gave and the call writes. Each tensor appears once. Inference tensors are
+        omitted, because they have no versions."""
         found: dict[int, str] = {}
         for a in self.variant.arguments:
             t = self.given.get(a.name)
@@ -190,7 +191,7 @@ class AcceptedCall:
 
     @functools.cached_property
     def _conflicts(self) -> tuple[_Pair, ...]:
-        """The pairs of parameters, the first one written, that may not share memory, or only be the same exactly."""
+        """The pairs of parameters, the first one written, that may not share memory, or only exactly."""
         named = self.planned.problem.parameters
         found = self.planned.problem.executable.binder.conflicts
         return tuple((named[made.name], named[other.name], conflict) for made, other, conflict in found)
@@ -205,7 +206,7 @@ class AcceptedCall:
         return Given(name, kind is CountKind.COUNTED, tail, packed, row, last, t.alignment, kind is CountKind.SIZED)
 
     def _is_packed(self, name: str) -> bool:
-        """True if a tensor's strides follow from its extents in all calls of a fast path, which compares this alone."""
+        """True if a tensor is contiguous in all calls of a fast path, whose guard compares only this."""
         return (
             self.split.kinds[name] is not CountKind.FIXED
             and self.planned.counted
@@ -213,7 +214,7 @@ class AcceptedCall:
         )
 
     def _guarded(self, names: list[str]) -> tuple[list, list]:
-        """Extents and strides, by tensor, that calls like this one have; None for those that follow from the count."""
+        """Extents and strides, by tensor, that calls like this one have; None for those that depend on the count."""
         extents, strides = [], []
         for name in names:
             t, kind = self.layouts[name], self.split.kinds[name]
@@ -223,7 +224,7 @@ class AcceptedCall:
                     self.split.leading if kind is CountKind.COUNTED else len(t.shape) if kind is CountKind.SIZED else 0
                 )
             free = leading if self._is_packed(name) else 0
-            # Strides of other than packed tensors are compared, and with them all extents but the first.
+            # For tensors that are not packed, all strides and all extents but the first are compared.
             open_ = free or int(leading > 0 and self.split.can_grow(name))
             extents.append([None] * open_ + list(t.shape[open_:]))
             strides.append([None] * free + list(t.stride[free:]))
@@ -237,7 +238,7 @@ def _laid_out(conflict: Conflict, made: str, other: str, layouts: Mapping[str, L
 
 
 def _clash(split: CountSplit, pair: _Pair, count: int, apart: int) -> bool:
-    """True if two parameters overlap where they may not, for a count, if the first begins `apart` bytes behind."""
+    """True if two parameters overlap illegally for a count, if the first begins `apart` bytes after the second."""
     made, other, conflict = pair
     return _laid_out(conflict, made, other, dict(split.at(count))).clash(apart)
 

@@ -11,16 +11,13 @@ from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.tensor_parameter import TensorParameter
 
 NUMBERS = frozenset({"eps", "share"})
-"""Parameters that are numbers, passed by value: calls that differ in them share a problem."""
+"""Scalar parameters passed by value: calls that differ only in them share a problem."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Form of a function for one choice of its options.
-
-    arguments: its tensors, each after those that its shape depends on. draw: draws the graph. options: names and
-    values, for `draw`.
-    """
+    """Form of a function for one choice of its options. arguments: its tensors, each after those that its shape depends
+    on. draw: builds the graph. options: names and values, for `draw`."""
 
     arguments: tuple[TensorParameter, ...]
     draw: Callable[[DrawnGraph], None]
@@ -29,10 +26,8 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class RankColumns:
-    """The columns that one rank has of rows that are split over ranks.
-
-    mine, all: how many. sum: adds up a tensor over the ranks that have the rest of the rows.
-    """
+    """The columns of one rank, for rows that are split over ranks. mine, all: numbers of columns. sum: adds up a tensor
+    over the ranks that have the other columns of the rows."""
 
     mine: int
     all: int
@@ -40,11 +35,11 @@ class RankColumns:
 
 
 class Columns(Protocol):
-    """Form of a function that runs where columns are split over ranks."""
+    """Form of a function for columns that are split over ranks."""
 
     def __call__(self, name: str, given: Mapping[str, object], part: RankColumns) -> Mapping[str, torch.Tensor | None]:
-        """Results as far as the rank has them, by argument. name: the function's. given: its parameters, tensors as the
-        rank has them."""
+        """The rank's parts of the results, by argument. name: the function's. given: its parameters, with the rank's
+        parts of tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +48,9 @@ class Function:
 
     parameters: names, in order.
     defaults: of some of them.
-    variants: one, which draws by the options named in `chosen_by`, or those of their values.
-    results: the arguments that are returned; None is returned for one that was not asked for. An argument that is no
-        parameter is allocated by every call.
+    variants: one, built by the options named in `chosen_by`, or one for each combination of their values.
+    results: names of the returned arguments; None is returned for one that was not requested. An argument that is not a
+    parameter is allocated by every call.
     """
 
     name: str
@@ -68,13 +63,13 @@ class Function:
 
     @property
     def arguments(self) -> tuple[TensorParameter, ...]:
-        """The tensors of any variant: names, and which are written and optional, are the same in all."""
+        """The tensors of any variant. Their names, and which are written or optional, are the same in all variants."""
         one = self.variants if isinstance(self.variants, Variant) else next(iter(self.variants.values()))
         return one.arguments
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Parameters that are numbers, which each call may change."""
+        """Scalar parameters, which each call may change."""
         return tuple(name for name in self.parameters if name in NUMBERS)
 
     @property
@@ -85,11 +80,11 @@ class Function:
 
     @property
     def asked(self) -> frozenset[str]:
-        """The arguments that an option asks for."""
+        """The arguments that exist only if an option requests them."""
         return frozenset(a.name for a in self.arguments if a.asked is not None)
 
     def variant(self, values: Mapping[str, object]) -> Variant:
-        """The variant for these parameters; VariantPackError if the options have none."""
+        """The variant for these parameters. Raises VariantPackError if there is none for the options."""
         chosen = tuple(values[name] for name in self.chosen_by)
         if isinstance(self.variants, Variant):
             return replace(self.variants, options=tuple(zip(self.chosen_by, chosen, strict=True)))
@@ -99,6 +94,6 @@ class Function:
         return self.variants[chosen]
 
     def returned(self, tensors: Mapping[str, torch.Tensor]) -> object:
-        """Return value of a call that used these tensors: a tuple, one tensor, or None."""
+        """Return value of a call with these tensors: a tuple, one tensor, or None."""
         found = tuple(tensors.get(name) for name in self.results if name in tensors or name in self.asked)
         return found if len(found) > 1 else found[0] if found else None

@@ -1,4 +1,4 @@
-"""The graph of a call while it is drawn. Arguments, by name, become its tensors."""
+"""The graph of a call while it is built. It has tensors for the arguments, by name."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,15 @@ from graphfuse.runtime import storage
 
 
 class DrawnGraph:
-    """A graph, and which parameter each tensor of its variant pack is.
-
-    layouts: of the arguments that are used; tensors of lower rank than the first get leading extents of 1.
-    options: values of those that the graph is drawn by.
-    """
+    """A graph, and the parameter of each tensor in its variant pack. layouts: of the arguments in use; tensors of lower
+    rank than the first get leading extents of 1. options: names and values of the options that the graph depends on."""
 
     def __init__(self, graph: pygraph, layouts: Mapping[str, Layout], options: Mapping[str, object]):
         self.graph, self.options = graph, options
         self.layouts = layouts
         self.rank = len(next(iter(layouts.values())).shape)
         self.pack: dict[str, str] = {}
-        """Name of the tensor in the graph -> name of the parameter. Of one that is read and written there are two."""
+        """Names of parameters by names of the graph's tensors. A parameter that is read and written has two tensors."""
         self._read: dict[str, Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -36,17 +33,18 @@ class DrawnGraph:
         return self._given(name, self.layouts[name])
 
     def of_rows(self, name: str) -> Tensor:
-        """The argument `name`, which has a value a row and no last dimension, as an input with one of extent 1."""
+        """The argument `name`, with one value per row and no last dimension, as an input with a last dimension of
+        extent 1."""
         return self._given(name, _with_columns(self.layouts[name]))
 
     def of_tokens(self, name: str) -> Tensor:
-        """The argument `name`, which has a value for each token and no dimensions for heads and columns, as an input
-        with two of extent 1."""
+        """The argument `name`, with one value per token and no dimensions for heads and columns, as an input with these
+        of extent 1."""
         return self._given(name, _with_columns(_with_columns(self.layouts[name])))
 
     def table(self, name: str) -> Tensor:
-        """The argument `name`, rows that are chosen by number, as an input that has them along its first axis and their
-        columns along its last."""
+        """The argument `name`, a table of rows chosen by number, as an input with rows along its first axis and columns
+        along its last."""
         t = self.layouts[name]
         (rows, columns), (row, column) = t.shape, t.stride
         between = self.rank - 2
@@ -54,8 +52,7 @@ class DrawnGraph:
         return self._given(name, replace(t, shape=shape, stride=stride))
 
     def for_heads(self, name: str, heads: int) -> Tensor:
-        """The argument `name`, which has a value for each column, or for each head and column, as an input with all
-        heads."""
+        """The argument `name`, with one value per column, or per head and column, as an input with all heads."""
         t = self.layouts[name]
         if len(t.shape) == 1:
             t = replace(t, shape=(heads, *t.shape), stride=(0, *t.stride))
@@ -63,7 +60,7 @@ class DrawnGraph:
 
     @contextmanager
     def of_rank(self, rank: int) -> Iterator[None]:
-        """Context in which tensors have this rank at least, in the place of the first argument's."""
+        """Context in which tensors have at least this rank instead of the first argument's."""
         before, self.rank = self.rank, rank
         yield
         self.rank = before
@@ -77,7 +74,7 @@ class DrawnGraph:
         return self._read[name]
 
     def like(self, name: str, t: Tensor) -> Tensor:
-        """The argument `name` as an input that has the axes of `t`, a tensor of another graph of these layouts."""
+        """The argument `name` as an input with the axes of `t`, a tensor of another graph with these layouts."""
         if name not in self._read:
             made = self._read[name] = self.graph.tensor_like(t, name).set_is_virtual(False)
             layout = self.layouts[name]
@@ -92,7 +89,7 @@ class DrawnGraph:
         return self._read[name]
 
     def number(self, name: str) -> Tensor:
-        """The number `name` that each call gives."""
+        """The scalar `name`, which is given at each call."""
         if name not in self._read:
             dtype = self.graph.compute_data_type
             self._read[name] = self.graph.tensor([1] * self.rank, data_type=dtype, is_pass_by_value=True, name=name)
@@ -100,15 +97,15 @@ class DrawnGraph:
         return self._read[name]
 
     def rounded(self, t: Tensor, name: str) -> Tensor:
-        """`t`, which whoever reads it gets rounded to the type of the argument `name`."""
+        """`t`, rounded for its readers to the type of the argument `name`."""
         return t.set_data_type(self.layouts[name].stored)
 
     def get(self, name: str) -> Tensor | None:
-        """The argument `name` as an input; None where it is left out."""
+        """The argument `name` as an input; None if it is omitted."""
         return self[name] if name in self else None
 
     def weight(self, name: str = "weight", zero_centred: bool = False) -> Tensor | None:
-        """The argument `name`, or it + 1; None where it is left out."""
+        """The argument `name`, plus 1 if zero_centred; None if it is omitted."""
         return self.graph.add(self[name], 1.0) if zero_centred and name in self else self.get(name)
 
     def norm(
@@ -121,15 +118,14 @@ class DrawnGraph:
         rounded: str | None = None,
         statistics: Sequence[str] = (),
     ) -> Tensor:
-        """RMSNorm of x, or layer norm where it is centred, times the argument `weight` or it + 1, plus the argument
-        "bias", where these are given.
+        """RMSNorm of x, or layer norm if centred, times a weight, plus the argument "bias" if given.
 
-        weight: its name; None for 1 and no bias. rounded: the argument to whose type the norm is rounded before it is
-        multiplied. statistics: the arguments that get the numbers of each row, which the training phase makes, where
-        there are such arguments.
+        weight: name of the argument; None for 1 and no bias. zero_centred: multiplies by weight + 1. rounded: argument
+        to whose type the norm is rounded before the multiplication. statistics: arguments, if they exist, that receive
+        the statistics of each row, which the training phase computes.
         """
         scale, bias = (None, None) if weight is None else (self.weight(weight, zero_centred), self.get("bias"))
-        # A norm along the axes that a weight of heads varies along would take heads together.
+        # With a weight per head, the norm would be computed along all axes of the weight, over several heads.
         apart = scale is not None and (rounded or len(self.layouts[weight].shape) > 1)
         training = any(name in self for name in statistics)
         y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, training)
@@ -138,7 +134,7 @@ class DrawnGraph:
         return self.scaled(y, scale, bias, rounded) if apart else y
 
     def scaled(self, normal: Tensor, scale: Tensor | None, bias: Tensor | None, rounded: str | None) -> Tensor:
-        """A norm, rounded to the type of the argument `rounded`, times scale, plus bias, where these are given."""
+        """A norm, rounded to the type of the argument `rounded`, times scale, plus bias; each if given."""
         if scale is not None:
             normal = self.graph.mul(self.rounded(normal, rounded) if rounded else normal, scale)
         return normal if bias is None else self.graph.add(normal, bias)
@@ -153,17 +149,17 @@ class DrawnGraph:
         return op(x, scale=scale, epsilon=self.number("eps"), bias=bias, norm_forward_phase=phase)
 
     def by_rows(self, values: Tensor, mode: reduction_mode = reduction_mode.ADD) -> Tensor:
-        """A number for each row of the first argument."""
+        """A reduction to one number per row of the first argument."""
         return self.graph.reduction(values, mode=mode).set_dim((*next(iter(self.layouts.values())).shape[:-1], 1))
 
     def store_read(self, name: str, tensor: Tensor) -> Tensor:
-        """Write to the argument `name` a tensor that is also read, unrounded: an output that is read would be read as
-        stored. Returns it."""
+        """Write a tensor to the argument `name` that others read, too, unrounded, and return it. Readers of an output
+        itself would read it as stored."""
         self.store(name, self.graph.identity(tensor))
         return tensor
 
     def scatter(self, name: str, tensor: Tensor, numbers: Tensor) -> None:
-        """Write rows of `tensor` to the argument `name`, pages of them or rows, where `numbers` says."""
+        """Write rows of `tensor` to rows of the argument `name`, which may be in pages, at the indices `numbers`."""
         t = self.layouts[name]
         *_, heads, columns = t.shape
         rows, apart = math.prod(t.shape[:-2]), t.stride[-3]
@@ -174,7 +170,7 @@ class DrawnGraph:
         self.pack[name] = name
 
     def store(self, name: str, tensor: Tensor, swizzled: bool = False, of_rows: bool = False) -> None:
-        """Write `tensor` to the argument `name`, which by then has been read if it ever is. of_rows: as above."""
+        """Write `tensor` to the argument `name`, whose reads must come before. of_rows: see the method `of_rows`."""
         t = _with_columns(self.layouts[name]) if of_rows else self.layouts[name]
         own = f"{name}, in place" if name in self._read else name
         tensor.set_output().set_name(own).set_data_type(t.stored).set_byte_alignment(t.alignment)

@@ -1,4 +1,4 @@
-"""The plan of a call, without running it."""
+"""``explain``: the plan of a call, without running it."""
 
 import inspect
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from graphfuse.runtime import torch_private
 
 
 def explain(function: Callable[..., object], *args: object, **kwargs: object) -> Explanation:
-    """Explanation of what a call plans to. function: of ``graphfuse.functional``, or a function or module of
+    """Explanation of the plan of a call. function: of ``graphfuse.functional``, or a function or module of
     ``graphfuse.torch``.
 
-    args, kwargs: those of the call. The call is checked as it would be, and outputs that it would allocate are; nothing
-    is compiled, run or written. Calls with about as many rows share a plan, so that knobs may be those of an eighth
-    more. A call for which autograd would record something is that of its forward graph.
+    args, kwargs: those of the call. The call is checked and its outputs are allocated as usual, but nothing is
+    compiled, run or written. Calls with similar row counts share a plan, so that knobs may be those of up to an eighth
+    more rows. A call that autograd would record is explained by its forward graph.
 
-    Returns an explanation: print it, or end a notebook's cell with it. Raises what the call would raise before it runs,
-    and VariantPackTypeError for any other callable.
+    Returns an explanation: print it, or end a notebook's cell with it. Raises the errors that the call would raise
+    before it runs, and VariantPackTypeError for any other callable.
     """
     f = getattr(function, "declaration", None)
     if isinstance(f, Function):
@@ -45,8 +45,8 @@ def explain(function: Callable[..., object], *args: object, **kwargs: object) ->
 
 
 def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
-    """Explains operators of ours into `found` in place of running them. While it is active, every call takes the
-    dispatcher."""
+    """Context that appends explanations of graphfuse operators to `found` instead of running them. While it is active,
+    every call goes through the dispatcher."""
 
     def planned(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         f = operator.FUNCTIONS.get(func._schema.name)

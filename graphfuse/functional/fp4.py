@@ -55,7 +55,7 @@ def _variant(
             values, scales = d.graph.block_scale_quantize(y, block_size=size, axis=d.rank - 1)
             if number == 0:
                 d.store("y_fp4", values)
-            else:  # the same scales again, of elements that nobody reads
+            else:  # computes the same scales again; the elements are not read
                 values.set_data_type(elements)
             d.store(name, scales, swizzled=in_tiles)
 
@@ -68,7 +68,7 @@ def _variant(
     return Variant((INPUT, *before, WEIGHT, _ELEMENTS[size], *scales, _GLOBAL_SCALE, *after), quantize)
 
 
-# By the options behind the format: the arguments that get the scales, and whether in tiles.
+# By the options after the format: arguments that receive the scales, and whether these are in tiles.
 _ONE_LAYOUT = {(tiles,): {"block_scale": tiles} for tiles in (False, True)}
 _BOTH_LAYOUTS = {(): {"block_scale": True, "block_scale_unswizzled": False}}
 
@@ -97,15 +97,15 @@ def rmsnorm_fp4quant(
     is_sf_swizzled_layout: bool = False,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm(input, weight, eps) * global_scale in blocks along the last dimension, each with a scale of its own.
+    """RMSNorm(input, weight, eps) * global_scale in blocks along the last dimension, each with its own scale.
 
     y_fp4: float4_e2m1fn_x2 or uint8, (..., hidden / 2), two elements a byte, the even one low. block_scale: by
     scale_format "e4m3" float8_e4m3fn or uint8, by "ue8m0" uint8 or float8_e8m0fnu. Both are allocated if None, as
     the first of their types. hidden is a multiple of block_size.
 
     block_size 16: NVFP4 with scale_format "e4m3" or None; "ue8m0" has powers of two instead.
-    block_size 32, scale_format "ue8m0" or None: MXFP4, or MXFP8 where a y_fp4 of input's shape in float8_e4m3fn or
-    float8_e5m2 is given. How scales and elements are found: ``pygraph.block_scale_quantize``.
+    block_size 32, scale_format "ue8m0" or None: MXFP4, or MXFP8 if y_fp4 is given with input's shape in float8_e4m3fn
+    or float8_e5m2. How scales and elements are found: ``pygraph.block_scale_quantize``.
 
     global_scale: float32, (1,) or (), by which values are multiplied before their blocks are looked at (FlashInfer's
     documentation says divided; its kernels multiply, too).
@@ -113,7 +113,7 @@ def rmsnorm_fp4quant(
     of 128 rows by 4 blocks instead, packed, in one dimension or as (rows, blocks) rounded up, in the order
     that block-scaled GEMMs read (``tensor_reordering.F8_128x4``); padding is not written.
 
-    The rest, and errors, as of ``rmsnorm``. Returns (y_fp4, block_scale).
+    The rest, and errors, as in ``rmsnorm``. Returns (y_fp4, block_scale).
     """
 
 
@@ -136,10 +136,10 @@ def add_rmsnorm_fp4quant(
     """residual becomes input + residual, as in ``fused_add_rmsnorm``, but input is only read; the norm of that sum
     is quantized as by ``rmsnorm_fp4quant``.
 
-    y_out: gets the norm itself, before global_scale; of input's shape, bfloat16, float16 or float32.
-    output_both_sf_layouts: block_scale gets the scales in tiles, whatever is_sf_swizzled_layout says, and
-    block_scale_unswizzled gets them as (..., hidden / block_size), any strides, of block_scale's types; allocated if
-    None. It is ignored without the option.
+    y_out: receives the norm itself, before global_scale; of input's shape, bfloat16, float16 or float32.
+    output_both_sf_layouts: block_scale receives the scales in tiles, regardless of is_sf_swizzled_layout, and
+    block_scale_unswizzled receives them as (..., hidden / block_size), any strides, of block_scale's types; allocated
+    if None. It is ignored without the option.
 
     Returns (y_fp4, block_scale), with output_both_sf_layouts (y_fp4, block_scale, block_scale_unswizzled).
     """

@@ -1,5 +1,7 @@
-"""FP8 outputs with a given scale, or with one computed for each row or group of a row: of norms, of SiLU times a
-tensor, or of a tensor."""
+"""FP8 quantization with a given scale, or with one computed per row or group of a row.
+
+It quantizes norms, SiLU times a tensor, or a tensor itself.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -25,7 +27,8 @@ from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, Tens
 from graphfuse.op_graph.tensor import Tensor
 
 SMALLEST = 512
-"""A row's scale is never below 1 / (largest finite element * this), so that a row of zeros has one to divide by."""
+"""Factor in the smallest scale of a row, 1 / (largest finite element * SMALLEST): a row of zeros has a scale to divide
+by."""
 GROUP = 128
 """Elements of a group."""
 
@@ -85,7 +88,7 @@ def rmsnorm_quant(
     """out becomes RMSNorm(input, weight, eps) * (1 / scale) as FP8, rounded once and saturating.
 
     out: of input's shape, any strides; its type selects float8_e4m3fn or float8_e5m2. scale: float32, (1,) or
-    (), on input's device (no number, which FlashInfer deprecates). The rest, and errors, as of ``rmsnorm``.
+    (), on input's device (no number, which FlashInfer deprecates). The rest, and errors, as in ``rmsnorm``.
     Returns None.
     """
 
@@ -119,7 +122,7 @@ def layernorm_quant(
 ) -> None:
     """out becomes ``layernorm(input, weight, bias, eps)`` * (1 / scale) as FP8, rounded once and saturating.
 
-    out and scale as in ``rmsnorm_quant``. The rest, and errors, as of ``layernorm``. Returns None.
+    out and scale as in ``rmsnorm_quant``. The rest, and errors, as in ``layernorm``. Returns None.
     """
 
 
@@ -138,17 +141,17 @@ def rmsnorm_quant_dynamic(
 
     With L the largest finite element (448 for float8_e4m3fn, 57344 for float8_e5m2) a row's scale is
     max(max|y| * (1 / L), 1 / (512 * L)) and its elements are y * (1 / scale), all in float32, elements rounded to
-    nearest even and saturating. With group_size 128 each 128 neighbours of a row, hidden being a multiple of 128,
-    have a scale of their own (1x128, as DeepSeek's models and DeepGEMM have them):
+    nearest even and saturating. With group_size 128, each group of 128 consecutive elements of a row has its own scale
+    (1x128, as in DeepSeek's models and DeepGEMM), and hidden is a multiple of 128:
     max(max|y| * (1 / L), 2^-126). FlashInfer has no such function.
 
     out: of input's shape, any strides; float8_e4m3fn (the default, newly allocated) or float8_e5m2. scale:
-    float32, allocated if None, (..., 1) or (..., hidden / 128); of any strides, so that scales may lie by columns with
-    gaps between these, as products by TMA read them. Where the distance of columns changes from call to call, each
-    number of rows is planned by itself; of a slice of a larger tensor it stays.
-    y_out: gets the norm itself; of input's shape, bfloat16, float16 or float32.
+    float32, allocated if None, (..., 1) or (..., hidden / 128); of any strides, so that scales may be column-major with
+    gaps, as GEMMs with TMA read them. If the distance of columns changes between calls, each number of rows is planned
+    separately. In a slice of a larger tensor it is constant.
+    y_out: receives the norm itself; of input's shape, bfloat16, float16 or float32.
 
-    The rest, and errors, as of ``rmsnorm``. Returns (out, scale).
+    The rest, and errors, as in ``rmsnorm``. Returns (out, scale).
     """
 
 
@@ -178,12 +181,12 @@ def silu_mul_fp8(
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """SiLU(gate) * up as FP8, in float32 until then, with a scale for each row, or with group_size 128 for each 128
-    neighbours of a row, as by ``rmsnorm_quant_dynamic``.
+    """SiLU(gate) * up as FP8, computed in float32, with a scale per row, or with group_size 128 per 128 consecutive
+    elements, as in ``rmsnorm_quant_dynamic``.
 
-    gate: (..., hidden), bfloat16, float16 or float32, any strides. up: of gate's shape, any of these types. Of what a
-    product has made side by side, ``gate, up = x.chunk(2, -1)``. out, scale: as for ``rmsnorm_quant_dynamic``.
-    FlashInfer has no such function. enable_pdl and errors as of ``rmsnorm``. Returns (out, scale).
+    gate: (..., hidden), bfloat16, float16 or float32, any strides. up: of gate's shape, any of these types. If a
+    product returns both in one tensor, use ``gate, up = x.chunk(2, -1)``. out, scale: as for ``rmsnorm_quant_dynamic``.
+    FlashInfer has no such function. enable_pdl and errors as in ``rmsnorm``. Returns (out, scale).
     """
 
 
@@ -195,9 +198,9 @@ def quantize_fp8(
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """input as FP8 with a scale for each 128 neighbours of a row, or with group_size None for each row, as by
+    """input as FP8 with a scale per 128 consecutive elements of a row, or with group_size None per row, as in
     ``rmsnorm_quant_dynamic``.
 
     input: (..., hidden), bfloat16, float16 or float32, any strides. out, scale: as for ``rmsnorm_quant_dynamic``.
-    FlashInfer has no such function. enable_pdl and errors as of ``rmsnorm``. Returns (out, scale).
+    FlashInfer has no such function. enable_pdl and errors as in ``rmsnorm``. Returns (out, scale).
     """

@@ -1,4 +1,4 @@
-"""Makes functions from declarations: a first call is checked and planned, repeated calls take a fast path."""
+"""Creation of functions from declarations. The first call is checked and planned; repeated calls take a fast path."""
 
 import functools
 import inspect
@@ -30,10 +30,11 @@ def function(
     name: str = "",
     without: Sequence[str] = (),
 ) -> Callable[[DeclarationT], DeclarationT]:
-    """Decorator: makes the function of the signature and documentation decorated, and its operator ``graphfuse::NAME``.
+    """Decorator that replaces a declaration by its function, and defines the operator ``graphfuse::NAME``.
 
-    variants: one, or by the values of the options that `chosen_by` names. results: the names of what is returned. name:
-    where it is not that of what is decorated. without: parameters that it lacks.
+    variants: one, or one for each combination of the options in `chosen_by`. results: names of the returned arguments.
+    name: the function's, if it differs from the declaration's. without: parameters of the declaration that the function
+    does not have.
     """
 
     def declare(declaration: DeclarationT) -> DeclarationT:
@@ -52,8 +53,8 @@ def function(
 
 
 def define(f: Function) -> Callable[..., object]:
-    """The function that `f` declares, without defaults for its parameters, and its operators of torch. What autograd
-    does with the operators is left to the caller."""
+    """The function that `f` declares, without defaults for its parameters, and its operators of torch. The caller sets
+    the operators' autograd behavior."""
     call = entry(f, functools.partial(_dispatched, f))
     operator.define(f, call)
     call.__globals__["run"] = getattr(torch.ops.graphfuse, f.name).default
@@ -61,12 +62,9 @@ def define(f: Function) -> Callable[..., object]:
 
 
 def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., object]:
-    """The function as users call it, without operators of torch. It looks up the fast path and runs it. Generated, as
-    this is part of every call. dispatched: runs a call by way of torch's dispatcher.
-
-    problems: fast paths by key, and the last one that was taken under "last", which is asked first. last: tells that
-    one, None before there is any.
-    """
+    """The function that users call, without operators of torch. It looks up the fast path and runs it. It is generated
+    code, because every call runs it. dispatched: runs a call through torch's dispatcher. problems: fast paths by key;
+    "last" is the last one that ran, which is tried first. last: returns it, None if there is none."""
     problems: dict[tuple, Callable[..., object]] = {}
     names = {
         "compiling": is_dynamo_compiling,
@@ -83,13 +81,14 @@ def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., objec
     made = text(
         "call",
         f.parameters,
-        # Every object that is touched is guarded at every call: few where nothing is given that may be left out.
+        # torch.compile guards every object that is read here at every call: there are few if no optional argument is
+        # given.
         when(["compiling()"], f"return run({', '.join(others)}) if {usual} else dispatched({parameters})"),
         "last = problems.get('last')",
         when(["last is not None"], f"result = last({parameters})", *when(["result is not declined"], "return result")),
         trying(
-            [f"key = ({_key(f)})", "fast = problems.get(key)"],  # what tells fast paths apart; each compares the rest
-            "AttributeError, IndexError, RuntimeError, TypeError",  # of what is no tensor, or has no strides
+            [f"key = ({_key(f)})", "fast = problems.get(key)"],  # the key selects a fast path
+            "AttributeError, IndexError, RuntimeError, TypeError",  # for values that are not tensors or have no strides
             "key = fast = None",
         ),
         when(
@@ -107,11 +106,11 @@ def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., objec
 
 
 def _key(f: Function) -> str:
-    """The key of a call, as Python.
+    """The key of a call, as Python source.
 
-    It has the data type of each tensor and the value of each option. Of a tensor whose layout follows from no other's
-    it also has the device, the rank, the last extent (the last two where a function has several such tensors), and
-    whether it is contiguous, else all its strides and all extents but the first.
+    It has the data type of each tensor and the value of each option. For a tensor whose layout follows from no other's
+    it also has the device, the rank and the last extent (the last two if a function has several such tensors). If that
+    tensor is not contiguous, the key has all its strides and all extents but the first.
     """
     free = any(a.free for a in f.arguments)
     parts = []
@@ -135,8 +134,7 @@ def _spread(t: torch.Tensor) -> tuple:
 
 
 def _dispatched(f: Function, *values) -> object:
-    """A call by way of torch's dispatcher: what torch.compile traces, and calls of tensors whose class wants to see
-    operators."""
+    """A call through torch's dispatcher: for torch.compile, and for tensors whose class intercepts operators."""
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     new, others = operator.ports(f)
@@ -159,10 +157,8 @@ def _first(
     key: tuple | None,
     *values,
 ) -> object:
-    """A call unlike the last one of its key: like an earlier one, or looked at in full and remembered for others.
-
-    forms: fast paths of a key, that of the last call first.
-    """
+    """A call that the last fast path of its key declined. It runs another fast path, or is checked in full and gets its
+    own. forms: fast paths of a key, the most recent first."""
     known = forms.get(key, ()) if key in problems else ()
     for form in known:
         made = form(*values)
@@ -191,8 +187,8 @@ def _first(
 
 
 def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -> Callable[..., object]:
-    """A fast path that chooses another one by the shape of the first tensor: one of `known`, or `fast`. Plans that
-    serve one number of rows are kept so."""
+    """A fast path that selects another one by the shape of the first tensor: one of `known`, or `fast`. It is for plans
+    that serve a single row count."""
     shapes = getattr(known, "shapes", {})
     make_room(shapes, _KEPT)
     shapes[first.shape] = fast
@@ -200,7 +196,7 @@ def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -
     def call(*values):
         try:
             found = shapes.get(values[0].shape)
-        except (AttributeError, RuntimeError, TypeError):  # as of `problems`
+        except (AttributeError, RuntimeError, TypeError):  # as in the lookup of `problems`
             found = None
         return DECLINED if found is None else found(*values)
 

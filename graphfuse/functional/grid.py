@@ -1,4 +1,4 @@
-"""Angles of tokens that lie in a grid, such as the patches of a video: a table for functions that rotate."""
+"""Rotation angles of tokens in a grid, such as the patches of a video, as a table for functions that rotate."""
 
 import math
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ def cos_sin_of_grid(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Cosines and sines of rotary position embedding along the axes of a grid, each of which rotates columns of its
-    own: the cos_sin_cache of ``qk_norm_rope_across_heads`` and ``qk_norm_rope``, with a row for each token.
+    """Cosines and sines of rotary position embedding along the axes of a grid, with separate columns for each axis.
 
-    extents: tokens along each axis, as (frames, height, width) of the patches of a video. Tokens follow each other
-    along the last axis first. columns: how many of a head's each axis rotates, even numbers; the first axis has the
+    The table is a cos_sin_cache for ``qk_norm_rope_across_heads`` and ``qk_norm_rope``, with a row per token.
+    extents: tokens along each axis, such as (frames, height, width) of the patches of a video. Tokens are ordered with
+    the last axis fastest. columns: how many columns of a head each axis rotates, even numbers; the first axis has the
     first pairs. WAN has (44, 42, 42) of 128: 2 * (128 // 6) for height and for width, the rest for frames. base: pair i
-    of an axis with c columns turns by base^(-2 i / c) a token.
+    of an axis with c columns turns by base^(-2 i / c) per token.
 
-    Returns (tokens, sum(columns)): the cosines of all pairs, then their sines, of angles in float64. Scaled angles
-    (YaRN) are a table of your own of this shape. VariantPackError for extents and columns that are none.
+    Returns (tokens, sum(columns)): the cosines of all pairs, then their sines, of angles in float64. For scaled angles
+    (YaRN) make your own table of this shape. Raises VariantPackError for invalid extents and columns.
     """
     if not extents or len(extents) != len(columns) or min(extents) < 0:
         raise VariantPackError(f"extents is {extents}; accepted: as many numbers as columns {columns} has, 0 and more")

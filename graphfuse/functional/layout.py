@@ -1,4 +1,4 @@
-"""What a plan depends on in a tensor, and whether the tensors of a call fit each other."""
+"""Layouts: the properties of a tensor that plans depend on, and the check that the tensors of a call fit each other."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,8 @@ from graphfuse.runtime.fastcall import ALIGNMENT
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor but for its address, of which only what it is a multiple of counts.
-
-    dtype, shape, stride: torch's, which for FP4 count pairs. stored: the type in the graph.
-    """
+    """The properties of a tensor without its address, except the alignment of that. dtype, shape, stride: torch's,
+    which count pairs for FP4. stored: the type in the graph."""
 
     dtype: torch.dtype
     stored: data_type
@@ -28,17 +26,17 @@ class Layout:
 
 
 def check_given(a: TensorParameter, value: object) -> None:
-    """VariantPackTypeError unless `value` is what the argument may be by itself."""
+    """Raises VariantPackTypeError unless `value` is valid for the argument, regardless of other arguments."""
     if value is None and (a.optional or a.new is not None):
         return
     if not isinstance(value, torch.Tensor):
         raise VariantPackTypeError(f"{a.name} must be a torch tensor, got {type(value).__name__}{_note(a)}")
-    if a.only is None:  # else whether it counts is not known yet
+    if a.only is None:  # otherwise it is not known yet whether the argument is ignored
         _check_type(a, value)
 
 
 def layout(a: TensorParameter, value: torch.Tensor) -> Layout:
-    """VariantPackTypeError for a tensor without memory, or of a type or layout that is not accepted."""
+    """The layout of a tensor. Raises VariantPackTypeError if it has no memory, or an unsupported type or layout."""
     _check_type(a, value)
     try:
         address = value.data_ptr()
@@ -48,7 +46,7 @@ def layout(a: TensorParameter, value: torch.Tensor) -> Layout:
 
 
 def fake_layout(a: TensorParameter, value: torch.Tensor) -> Layout:
-    """Layout of a tensor without memory; otherwise as `layout`."""
+    """The layout of a tensor without memory; otherwise like `layout`."""
     _check_type(a, value)
     return _layout(a, value, ALIGNMENT)
 
@@ -62,10 +60,8 @@ def check(
     layouts: Mapping[str, Layout],
     same: Callable[[Shape, Shape], bool] = operator.eq,
 ) -> None:
-    """VariantPackError for shapes and devices that do not fit each other.
-
-    layouts: of the tensors used, in order. same: whether two shapes are one.
-    """
+    """Raises VariantPackError for shapes and devices that do not fit each other. layouts: of the tensors in use, in
+    order. same: whether two shapes are equal."""
     first = next(iter(layouts))
     device, given = layouts[first].device, f"as {first} has shape {layouts[first].shape}"
     shapes: dict[str, Shape] = {}

@@ -1,4 +1,4 @@
-"""Cross entropy of rows of logits with class numbers as targets, and its gradient."""
+"""Cross entropy of rows of logits with class indices as targets, and its gradient."""
 
 import torch
 
@@ -8,14 +8,14 @@ from graphfuse.functional.function import function
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, INTEGERS, TensorParameter, each_row, like, type_of
 
 OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
-"""Those of a loss, which are part of its kernels, with their defaults."""
+"""Options of a loss with their defaults. They are part of its kernels."""
 
 INPUT = TensorParameter("input", FLOATS)
 TARGET = TensorParameter("target", INTEGERS, each_row("input"))
 
 
 def draw_loss(d: DrawnGraph) -> None:
-    """Draws the loss of each row, and what its gradient needs where that is asked for."""
+    """Builds the loss of each row, and what its gradient requires, if that is an argument."""
     loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **d.options)
     d.store("loss", loss, of_rows=True)
     if "logsumexp" in d:
@@ -61,13 +61,13 @@ def cross_entropy(
     """Cross entropy of each row's softmax with its target, and the logarithm of the row's sum of exponentials.
 
     input: (..., columns), bfloat16, float16 or float32, any strides: logits, the classes last. target: (...), int64 or
-    int32, numbers of columns. A row whose target is ignore_index has a loss of 0; one whose target is neither that nor
-    the number of a column has a loss of NaN, and nothing is read there. label_smoothing: 0 to 1, the part of the target
-    that all columns share. z_loss: the factor of logsumexp^2, which is added to the loss. These three numbers are part
-    of the kernel, so that each choice of them is compiled once. loss, logsumexp: (...), float32, newly allocated where
-    None. enable_pdl and errors as of ``rmsnorm``.
+    int32, numbers of columns. A row whose target is ignore_index has a loss of 0. If its target is neither that nor the
+    number of a column, the loss is NaN, and no memory outside the row is read. label_smoothing: 0 to 1, the part of the
+    target that all columns share. z_loss: the factor of logsumexp^2, which is added to the loss. These three numbers
+    are part of the kernel, so each choice of them is compiled once. loss, logsumexp: (...), float32, newly allocated if
+    None. enable_pdl and errors as in ``rmsnorm``.
 
-    Returns (loss, logsumexp), not reduced over rows. Autograd does not see the call;
+    Returns (loss, logsumexp), not reduced over rows. Autograd does not record the call;
     ``graphfuse.torch.cross_entropy`` is differentiable.
     """
 
@@ -86,10 +86,10 @@ def cross_entropy_backward(
 ) -> torch.Tensor:
     """The gradient of ``cross_entropy`` with respect to input.
 
-    input, target, ignore_index, label_smoothing, z_loss: those of the loss. logsumexp: what it made. grad: (...),
+    input, target, ignore_index, label_smoothing, z_loss: arguments of the loss. logsumexp: its result. grad: (...),
     float32, the gradient of each row's loss. dinput: of input's shape, bfloat16, float16 or float32, any strides; it
-    may be input itself where types agree. Default: input's type, newly allocated. Rows that are ignored become 0, those
-    with a target that is no column NaN. enable_pdl and errors as of ``rmsnorm``.
+    may be input itself if types agree. Default: input's type, newly allocated. Ignored rows become 0, rows with an
+    invalid target NaN. enable_pdl and errors as in ``rmsnorm``.
 
     Returns dinput.
     """

@@ -1,4 +1,4 @@
-"""Norms: alone, after a residual sum, and on both sides of one; RMSNorm also with weight + 1."""
+"""Norms: alone, after a residual sum, and before and after one; RMSNorm also with weight + 1."""
 
 from collections.abc import Callable, Mapping
 
@@ -37,7 +37,7 @@ QK_OUT = tuple(TensorParameter(f"{x}_out", FORMATS, like(x), written=True, new=t
 
 
 def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    """q's shape, with heads of their own."""
+    """q's shape, with k's own number of heads."""
     q, k = shapes["q"], shapes["k"]
     return ((*q[:-2], *k[-2:-1], q[-1]),)
 
@@ -53,17 +53,17 @@ def centred(d: DrawnGraph) -> Tensor:
 
 
 def added(d: DrawnGraph) -> Tensor:
-    """The norm of input + residual, a sum that residual gets rounded and the norm does not."""
+    """The norm of input + residual. The argument residual receives the sum rounded; the norm reads it unrounded."""
     return d.norm(_sum(d))
 
 
 def beside(d: DrawnGraph, y: Tensor) -> Tensor:
-    """y, which y_out gets as well where it is given."""
+    """y, which is also written to the argument y_out if that is given."""
     return d.store_read("y_out", y) if "y_out" in d else y
 
 
 def _before_and_after(zero_centred: bool) -> Variant:
-    """A norm on each side of a residual sum, which residual_out gets rounded and the second norm does not."""
+    """A norm before and one after a residual sum, which is written to residual_out rounded and normalized unrounded."""
 
     def draw(d: DrawnGraph) -> None:
         first = d.norm(d["input"], zero_centred=zero_centred)
@@ -119,18 +119,18 @@ def rmsnorm(
 ) -> torch.Tensor:
     """input / sqrt(mean(input^2) + eps) * weight (+ bias) over the last dimension, in float32, rounded once.
 
-    input: (..., hidden), bfloat16, float16 or float32, any strides. It may have any number of dimensions, up to 8 that
-    no stride joins. weight: (hidden,), or (heads, hidden) for an input of (..., heads, hidden), of any of these types.
-    A norm over each group of a row is one of heads, of views: ``x.unflatten(-1, (groups, -1))`` with
-    ``weight.unflatten(0, (groups, -1))``.
-    bias: of weight's shape, any of these types (Quack's, which FlashInfer has not). out: of input's shape, any strides;
-    of these types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default:
-    input's type, newly allocated.
-    enable_pdl: whether the kernel may begin while the one before it on the stream still runs (programmatic
-    dependent launch), which changes no result. None and True: where that is possible, from SM90 on.
+    input: (..., hidden), bfloat16, float16 or float32, any strides. It may have any number of dimensions, of which at
+    most 8 remain after joining by strides. weight: (hidden,), or (heads, hidden) for an input of (..., heads, hidden),
+    of any of these types. For a norm over each group of a row, use heads of views: ``x.unflatten(-1, (groups, -1))``
+    with ``weight.unflatten(0, (groups, -1))``.
+    bias: of weight's shape, any of these types (as in Quack; FlashInfer has none). out: of input's shape, any strides;
+    of these types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself if types agree. Default: input's
+    type, newly allocated.
+    enable_pdl: whether the kernel may begin while the previous one on the stream still runs (programmatic dependent
+    launch), which changes no result. None and True: if the device supports it, from SM90 on.
 
-    Returns out. The reference engine runs on CPU tensors and where rows or weight have strides other than 1 along
-    the last dimension. Autograd does not see the call: the result has no gradient. Raises VariantPackError, and
+    Returns out. The reference engine runs for CPU tensors, and if rows or weight have strides other than 1 along the
+    last dimension. Autograd does not record the call: the result has no gradient. Raises VariantPackError, and
     VariantPackTypeError for wrong types, naming the argument, before anything is written.
     """
 
@@ -143,7 +143,7 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """RMSNorm as ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
+    """RMSNorm like ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
 @function(_in_place(added, WEIGHTS, BIAS))
@@ -158,11 +158,11 @@ def fused_add_rmsnorm(
 ) -> None:
     """residual becomes input + residual, and input becomes RMSNorm of that sum.
 
-    The sum is normalized in float32, unrounded; residual gets it rounded to its type. input, weight, eps,
+    The sum is normalized in float32, unrounded; residual receives it rounded to its type. input, weight, eps,
     enable_pdl, bias: as for ``rmsnorm``. residual: of input's shape, any strides; bfloat16, float16 or float32.
     out: written instead of input; as for ``rmsnorm``.
 
-    Returns None. Errors as of ``rmsnorm``; tensors that are written overlap no other one.
+    Returns None. Errors as in ``rmsnorm``; tensors that are written overlap no other one.
     """
 
 
@@ -175,7 +175,7 @@ def gemma_fused_add_rmsnorm(
     enable_pdl: bool | None = None,
     out: torch.Tensor | None = None,
 ) -> None:
-    """Residual sum and RMSNorm as ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and
+    """Residual sum and RMSNorm like ``fused_add_rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and
     without a bias."""
 
 
@@ -192,14 +192,14 @@ def sandwich_rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual_out is RMSNorm(input, weight) + residual, and out is RMSNorm of that sum with next_weight.
 
-    These are the norm after one part of a model and the norm before the next, as Gemma has both, in one kernel.
+    These are the norm after one part of a model and the norm before the next, as in Gemma, in one kernel.
 
-    What the first norm makes is added unrounded, and the sum is normalized unrounded; residual_out gets it rounded to
-    its type. input, weight, eps, out, enable_pdl: as for ``rmsnorm``, weight (hidden,). residual: of input's shape, any
+    The first norm is added unrounded, and the sum is normalized unrounded; residual_out receives it rounded to its
+    type. input, weight, eps, out, enable_pdl: as for ``rmsnorm``, weight (hidden,). residual: of input's shape, any
     strides; bfloat16, float16 or float32. next_weight: as weight. residual_out: of input's shape and these types; it
-    may be residual itself where types agree. Default: residual's type, newly allocated.
+    may be residual itself if types agree. Default: residual's type, newly allocated.
 
-    Returns (out, residual_out). Errors as of ``rmsnorm``.
+    Returns (out, residual_out). Errors as in ``rmsnorm``.
     """
 
 
@@ -214,7 +214,8 @@ def gemma_sandwich_rmsnorm(
     residual_out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Norm, residual sum, norm as ``sandwich_rmsnorm``, times weight + 1 and next_weight + 1 instead of the weights."""
+    """Norm, residual sum and norm like ``sandwich_rmsnorm``, times weight + 1 and next_weight + 1 instead of the
+    weights."""
 
 
 @function(_QK, "q_out", "k_out")
@@ -232,7 +233,7 @@ def qk_rmsnorm(
 
     q: (tokens, heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, with
     its own number of heads. q_weight, k_weight: (head_dim,), or (heads, head_dim) of q's and k's heads. q_out, k_out:
-    as ``rmsnorm``'s out, of q's and k's shape; they may be q and k themselves. Types, eps, enable_pdl and errors as of
+    as ``rmsnorm``'s out, of q's and k's shape; they may be q and k themselves. Types, eps, enable_pdl and errors as in
     ``rmsnorm``.
 
     Returns (q_out, k_out).

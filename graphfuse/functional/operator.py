@@ -1,8 +1,8 @@
-"""Functions as operators of torch, for the graphs of torch.compile and torch.export.
+"""Functions as operators of torch, for graphs of torch.compile and torch.export.
 
-``graphfuse::NAME`` allocates what the caller does not give, and returns it. ``graphfuse::NAME.out`` writes what the
-caller gives. A function that allocates nothing has only the first, which returns nothing. The operators are defined for
-all devices. Autograd passes them by, except that they refuse to write a tensor that it watches.
+``graphfuse::NAME`` allocates outputs that the caller does not give, and returns them. ``graphfuse::NAME.out`` writes
+those that the caller gives. A function that allocates nothing has only the first, which returns nothing. The operators
+are defined for all devices. Autograd skips them, but they refuse to write a tensor that requires a gradient.
 ``torch.library.custom_op`` would add wrappers that take longer than a launch.
 """
 
@@ -17,13 +17,13 @@ from graphfuse.functional.tensor_parameter import Shape, TensorParameter, comple
 from graphfuse.runtime import torch_private
 
 FUNCTIONS: dict[str, Function] = {}
-"""What has operators, by their qualified name."""
+"""Functions with operators, by the operators' qualified names."""
 
 LIBRARY = torch.library.Library("graphfuse", "FRAGMENT")
 
 
 def define(f: Function, call: Callable[..., object]) -> None:
-    """Define the operators of a function, but for what autograd does with them. call: the function itself."""
+    """Define the operators of a function, without their autograd behavior. call: the function itself."""
     FUNCTIONS[f"graphfuse::{f.name}"] = f
     new, others = ports(f)
     returned = ["Tensor" for a in f.arguments if a.name in f.results and a.new is not None and a.only is None]
@@ -33,8 +33,8 @@ def define(f: Function, call: Callable[..., object]) -> None:
 
 
 def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
-    """Have autograd take no notice of an operator of a function: what it returns has no gradient. What it writes may
-    require none."""
+    """Make autograd skip an operator of a function: its results have no gradient, and tensors that it writes may not
+    require one."""
     parameters = [a.name for a in operator._schema.arguments]
     written = [a.name for a in f.arguments if a.written and a.name in parameters]
     if not written:
@@ -50,7 +50,7 @@ def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
 
 
 def ports(f: Function) -> tuple[list[str], list[str]]:
-    """The parameters that are allocated where the caller gives none, and the others."""
+    """The parameters that are allocated if the caller omits them, and the others."""
     new = [a.name for a in f.arguments if a.new is not None and a.name in f.parameters]
     return new, [name for name in f.parameters if name not in new]
 
@@ -62,7 +62,7 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
         result = call(**dict(zip(positional, values, strict=False)), **named)
         return None if writes_only else result
 
-    # Torch leaves out defaults at the end.
+    # Torch omits trailing arguments that are defaults.
     as_it_is = positional == [*f.parameters] and positional[-1] not in f.defaults and not writes_only
 
     def fake(*values, **named):
@@ -75,7 +75,7 @@ def _define(f: Function, call, name: str, positional: list[str], keywords: list[
 
 
 def fake_tensors(f: Function, given: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """The tensors of a call without memory, those that it makes among them. Errors as of the call."""
+    """The fake tensors of a call, including its outputs. Raises the errors of the call."""
     arguments = f.variant(given).arguments
     for a in arguments:
         check_given(a, given.get(a.name))
@@ -86,15 +86,15 @@ def fake_tensors(f: Function, given: Mapping[str, object]) -> dict[str, torch.Te
 
 
 def _may_be_same(a: Shape, b: Shape) -> bool:
-    """True if two shapes are one, as far as is known: extents that are not (``mark_unbacked``) are looked at by the
-    call itself."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_true  # imports sympy, as fake tensors have done
+    """True if two shapes are equal or may be. The call itself checks extents that are unknown (``mark_unbacked``)."""
+    # imports sympy, which fake tensors have already imported
+    from torch.fx.experimental.symbolic_shapes import guard_or_true
 
     return len(a) == len(b) and all(guard_or_true(m == n) for m, n in zip(a, b, strict=True))
 
 
 def _parameters(f: Function, positional: list[str], keywords: list[str]) -> str:
-    """Parameters as torch.library writes them; with defaults where all that follow have one."""
+    """Parameters in the syntax of torch.library, with defaults if all later parameters have one."""
     arguments = {a.name: a for a in f.arguments}
     letters = iter("abcdefgh")
     last = max((i for i, name in enumerate(positional) if name not in f.defaults), default=-1)

@@ -1,4 +1,4 @@
-"""Arguments that are not tensors, by name, with the values that they accept."""
+"""Options of functions, by name, with the values that they accept."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from graphfuse.ops.collectives import MOST_RANKS
 
 _SWITCH = (False, True)
 _ASKS = "needs_"
-"""What the names of switches begin with that ask for a gradient."""
+"""Prefix of the names of switches that request a gradient."""
 
 VALUES: Mapping[str, tuple[object, ...]] = {
     "enable_pdl": (None, True, False),
@@ -25,11 +25,11 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
     "label_smoothing": (float, int),
     "z_loss": (float, int),
 }
-"""Types of those that may be any number, as far as the graph accepts it: it is part of the kernel."""
+"""Types of options that may be any number that the graph accepts; the number is part of the kernel."""
 
 
 def schema(name: str) -> str:
-    """Type of a parameter that is no tensor, as torch.library has it."""
+    """Type of an option in the syntax of torch.library."""
     if name in NUMBERS:
         return NUMBERS[name][0].__name__
     values = _accepted(name) or (0.0,)
@@ -37,7 +37,7 @@ def schema(name: str) -> str:
 
 
 def check(options: Mapping[str, object]) -> None:
-    """VariantPackError for a value that is not one of those accepted, VariantPackTypeError where its type is why."""
+    """Raises VariantPackError for a value that is not accepted, VariantPackTypeError if its type is the reason."""
     for name, value in options.items():
         if name in NUMBERS:
             if type(value) not in NUMBERS[name]:
@@ -54,5 +54,5 @@ def check(options: Mapping[str, object]) -> None:
 
 
 def _accepted(name: str) -> tuple[object, ...]:
-    """The values of an option, None first where it is one; none of a number that each call may change."""
+    """The accepted values of an option, with None first; empty for a scalar that each call may change."""
     return _SWITCH if name.startswith(_ASKS) else VALUES.get(name, ())

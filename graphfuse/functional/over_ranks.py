@@ -1,6 +1,7 @@
-"""RMSNorm of what is added up over ranks, or written to all of them, as functions of one kernel.
+"""One-kernel functions of RMSNorm over ranks: of a sum over ranks, or written to all ranks.
 
-Such a function takes tables of peers (``symmetric``). What its parts lie in is read or written on all ranks.
+Such a function has tables of peers (``symmetric``) as arguments. It reads or writes the memory that contains its
+arguments on all ranks.
 """
 
 from collections.abc import Callable
@@ -61,15 +62,15 @@ def _variant(tensors: tuple[str, ...]) -> Variant:
 
 
 def declared(name: str, *tensors: str) -> Function:
-    """RMSNorm of x, or with `peers` of its sum over ranks, and with `residual` of the sum with that, which becomes this
-    sum. With `out_peers`, out is written on all ranks. tensors: its own, in order. Without peers it is of one rank, of
-    which nobody else knows."""
+    """RMSNorm of x; with `peers`, of its sum over ranks; with `residual`, of the sum with that, which is written to it.
+    With `out_peers`, out is written on all ranks. tensors: the function's own, in order. Without peers it is a function
+    of one rank."""
     rank = ("rank",) if {"peers", "out_peers"} & {*tensors} else ()
     return Function(name, (*tensors, *rank, *REST), DEFAULTS, rank, _variant(tensors), ("out",))
 
 
 def eager(f: Function) -> Callable[..., Any]:
-    """The function of plain tensors, past torch's dispatcher."""
+    """The function of plain tensors, bypassing torch's dispatcher."""
     said = f.name
 
     def refused(*values: object) -> NoReturn:
@@ -82,7 +83,7 @@ def eager(f: Function) -> Callable[..., Any]:
 
 
 def group_of(group: object) -> distributed.ProcessGroup:
-    """The group that is given, or that of all ranks for None; VariantPackError if there is none."""
+    """The given group, or that of all ranks for None. Raises VariantPackError if there is none."""
     if not distributed.is_available() or not distributed.is_initialized():
         raise VariantPackError("group is not initialized; accepted: behind torch.distributed.init_process_group")
     found = distributed.group.WORLD if group is None else group
@@ -92,7 +93,7 @@ def group_of(group: object) -> distributed.ProcessGroup:
 
 
 def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> torch.Tensor:
-    """A rank's part of a tensor that is cut along a dimension, one part for each rank: a view."""
+    """View of a rank's part of a tensor that is divided equally among ranks along a dimension."""
     if not isinstance(t, torch.Tensor):
         raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
     last = t.dim() - 1
@@ -110,5 +111,6 @@ def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> tor
 
 
 def accepted(f: Function, *values: object) -> None:
-    """Refuses what is wrong before anything is sent. values: parameters of f, the function of one rank, in order."""
+    """Raises the errors of a call before any communication. values: parameters of f, the function of one rank, in
+    order."""
     AcceptedCall.of(f, dict(zip(f.parameters, values, strict=True)))

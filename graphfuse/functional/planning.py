@@ -1,4 +1,4 @@
-"""The plans of a function for one split: one per class of row counts, or one per shape."""
+"""Plans of a function for one split: one per class of row counts, or one per shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from graphfuse.functional.split import CountSplit
 
 @dataclass(frozen=True, eq=False)
 class PlannedProblem:
-    """A problem and what starts its plan. counted: whether that serves every count of the problem's class, not only the
-    count of the call."""
+    """A problem and the function that launches its plan. counted: whether that serves every count of the problem's
+    class, not only the call's."""
 
     problem: Problem
     start: Callable[..., None]
@@ -25,11 +25,9 @@ class PlannedProblem:
 
 @dataclass(frozen=True, eq=False)
 class Planning:
-    """All that plans depend on. It holds no tensor, so that a fast path may keep it.
-
-    name: the function's. device: that plans are for. generation: of the tuned knobs. early: whether kernels may begin
-    before those before them end, where they can.
-    """
+    """Everything that plans depend on. It holds no tensor, so that a fast path may keep it. name: the function's.
+    device: device that plans are for. generation: of the tuned knobs. early: whether kernels may begin before the
+    previous ones end, if they support it."""
 
     name: str
     variant: Variant
@@ -39,15 +37,16 @@ class Planning:
     early: bool
 
     def planned(self) -> PlannedProblem:
-        """The plan of the split's count: of its class, where a plan can serve all of the class; else of its shapes."""
+        """The plan for the split's count: that of its class, if it can serve the whole class; otherwise that of its
+        shapes."""
         if found := self.by_class(self.split.count):
             return found
         problem = self.split.planned(self._problem)
         return PlannedProblem(problem, problem.executable.starts[self._dependent(problem)])
 
     def by_class(self, count: int) -> PlannedProblem | None:
-        """The plan of the class of a count, made for the largest of the class; None where it could not serve others:
-        on devices that run no kernels, for no rows, or where a part of the plan is for one number of rows."""
+        """The plan of a count's class, made for the largest count in it; None if it cannot serve others. That is so for
+        devices that run no kernels, for no rows, or if a part of the plan is for one row count."""
         runs_kernels = self.device.startswith(("cuda", str(EMULATOR)))
         if not count or not runs_kernels:
             return None
@@ -55,7 +54,7 @@ class Planning:
         try:
             found = self._problem(self.split.at(most))
         except VariantPackError:
-            return None  # raised for the call's own layouts
+            return None  # raised again for the call's own layouts
         start = found.executable.counted(most, self._dependent(found))
         return None if start is None else PlannedProblem(found, start, counted=True)
 

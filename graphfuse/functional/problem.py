@@ -1,4 +1,4 @@
-"""The graph of a call, planned and built once for the layouts of its tensors."""
+"""Problems: graphs of calls, planned and built once for the layouts of their tensors."""
 
 import functools
 import warnings
@@ -23,7 +23,7 @@ from graphfuse.runtime.handle import Handle, create_handle
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A built graph of a function. parameters: the function's, by the names of the graph's tensors."""
+    """A built graph of a function. parameters: names of the function's parameters, by names of the graph's tensors."""
 
     plan: Plan
     executable: Executable
@@ -35,17 +35,15 @@ class Problem:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The parameters whose addresses or numbers the plan is started with, in order."""
+        """The parameters whose addresses or numbers are passed to the plan's launch, in order."""
         return tuple(self.parameters[t.name] for t in self.executable.bound)
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], device: str, generation: int) -> Problem:
-    """The problem of these layouts on a device. They are by argument and fit each other.
-
-    generation: of the tuned knobs (``tables.store``); problems are planned anew for each. VariantPackError where the
-    graph does not accept the layouts.
-    """
+    """The problem of these layouts on a device. layouts: by argument, already checked. generation: of the tuned knobs
+    (``tables.store``); problems are planned anew for each. Raises VariantPackError if the graph does not accept the
+    layouts."""
     drawing, planner = planned(name, variant, dict(layouts), device)
     planner.build(build_plan_policy.HEURISTICS_CHOICE)
     _tell_of_fallback(name, planner)
@@ -53,21 +51,22 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
 
 
 def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[DrawnGraph, Planner]:
-    """The graph of these layouts with its plans, none of which is built. Errors as of ``plan``."""
+    """The graph of these layouts with its plans, none of which is built. Raises the errors of ``plan``."""
     drawing = draw(name, variant, layouts, create_handle(device))
     try:
         planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
-    except GraphValidationError as error:  # strides: tensors of the graph have the names of the arguments
+    except GraphValidationError as error:  # errors of strides: the graph's tensors are named like the arguments
         raise VariantPackError(str(error)) from None
     try:
         planner.create([heur_mode.OPENSOURCE])
-    except GraphNotSupportedError:  # kernels for what they are for: a row has the bits that it has in other calls
+    # kernels for the parts that they support, so that a row has the same bits as in other calls
+    except GraphNotSupportedError:
         planner.create([*([heur_mode.A] * planner.device.runs_kernels), heur_mode.FALLBACK])
     return drawing, planner
 
 
 def _tell_of_fallback(name: str, planner: Planner) -> None:
-    """A warning, once for each function, where a call that could run a kernel gets the reference engine."""
+    """Warns, once per function, if the reference engine runs a call on a device that runs kernels."""
     parts = planner.at(planner.selected()).parts
     if name in told or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
         return
@@ -83,24 +82,25 @@ def _tell_of_fallback(name: str, planner: Planner) -> None:
 
 
 told: set[str] = set()
-"""The functions that a warning was given for."""
+"""Names of functions that a warning was given for."""
 
 
 def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> DrawnGraph:
-    """The graph of these layouts, not yet built. It computes in float64 if any tensor is float64, else in float32."""
+    """The graph of these layouts, not planned yet. It computes in float64 if any tensor is float64, otherwise in
+    float32."""
     double = any(t.stored is data_type.DOUBLE for t in layouts.values())
     compute = data_type.DOUBLE if double else data_type.FLOAT
     graph = pygraph(
         name,
         intermediate_data_type=compute,
         compute_data_type=compute,
-        # A tensor between nodes declares a type of its own only where a function rounds there.
+        # A tensor between nodes declares its own type only if a function rounds there.
         intermediate_rounding="declared",
         handle=handle,
     )
     drawing = DrawnGraph(graph, layouts, dict(variant.options))
     variant.draw(drawing)
-    if double:  # the result of a reduction would be rounded to FLOAT, its default
+    if double:  # otherwise the result of a reduction would be rounded to FLOAT, its default
         for t in (t for node in graph.nodes for t in node.outputs.values()):
             if t.get_is_virtual() and t.get_data_type() is data_type.NOT_SET:
                 t.set_data_type(compute)

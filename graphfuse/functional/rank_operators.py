@@ -1,6 +1,6 @@
-"""Functions over ranks as operators of torch, for graphs: groups by name, as graphs hold them.
+"""Functions over ranks as operators of torch, for graphs. Groups are given by name, as graphs store them.
 
-``graphfuse::NAME`` allocates out and returns it; ``graphfuse::NAME.out`` writes what is given. They have no gradients.
+``graphfuse::NAME`` allocates out and returns it; ``graphfuse::NAME.out`` writes a given one. They have no gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ Call = Callable[..., torch.Tensor]
 
 
 def define(declared: Function, call: Call, made: Callable[..., torch.Tensor], takes_dim: bool, new: bool) -> None:
-    """Defines the operators of a function. declared: what it does on a rank, which tells its tensors and which of them
-    it writes. made: of the arguments of a call, its out without memory. new: whether it allocates one."""
+    """Defines the operators of a function. declared: its function of one rank, which lists its tensors and which of
+    them it writes. made: returns the fake result for the arguments of a call. new: whether it allocates a result."""
     tensors = [a for a in declared.arguments if a.name not in ("scale", "out")]
     letters = iter("abc")
     given = [f"Tensor({next(letters)}!) {a.name}" if a.written else f"Tensor {a.name}" for a in tensors]
@@ -54,7 +54,7 @@ def _given(names: tuple[str, ...], values: tuple[object, ...]) -> Mapping[str, o
 
 
 def traced(name: str, group: distributed.ProcessGroup | None, out: torch.Tensor | None, *given: object) -> torch.Tensor:
-    """The call while a graph is made of it. given: the other arguments, in order."""
+    """The call while torch.compile traces it. given: the other arguments, in order."""
     operator = getattr(torch.ops.graphfuse, name)
     values = (*given, group_of(group).group_name)
     if out is None:

@@ -1,4 +1,4 @@
-"""Queries and keys normalized and rotated: RMSNorm of each head, then rotary position embedding, in one kernel."""
+"""RMSNorm and rotary position embedding of queries and keys, in one kernel."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ from graphfuse.op_graph.tensor import Tensor
 
 
 def of_tokens(name: str) -> Rule:
-    """One value for each token: for the dimensions of another argument but heads and columns."""
+    """One value per token: the dimensions of another argument without heads and columns."""
     return lambda shapes: (shapes[name][:-2],)
 
 
@@ -38,7 +38,7 @@ def _of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
 
 
 def _angles(of: str) -> Rule:
-    """Rows of cosines, then sines, for at most all pairs of a head's columns."""
+    """Rows of cosines followed by sines, for at most all pairs of a head's columns."""
 
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         found, width = tuple(shapes["cos_sin_cache"]), shapes[of][-1]
@@ -53,7 +53,7 @@ def _angles(of: str) -> Rule:
 
 
 def angle_parameters(of: str, types: Types = FLOATS) -> tuple[TensorParameter, TensorParameter]:
-    """Cosines and sines by position, and the position of each token of another argument."""
+    """Parameters of cosines and sines by position, and of the position of each token of another argument."""
     table = TensorParameter("cos_sin_cache", types, _angles(of), free=True, table=True)
     return table, TensorParameter("positions", INTEGERS, of_tokens(of))
 
@@ -69,13 +69,13 @@ def angles(d: DrawnGraph) -> tuple[Tensor, Tensor]:
 
 
 def heads(d: DrawnGraph, x: Tensor, first: int, end: int) -> Tensor:
-    """Heads of a tensor with these numbers."""
+    """Heads `first` to `end` - 1 of a tensor."""
     between = slice(None)
     return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
 
 
 def _pages(name: str, of: str = "k") -> Rule:
-    """Slots of a token's heads, by pages or without; pages follow each other as their slots do."""
+    """Slots for a token's heads, in pages or not; pages follow each other like slots."""
 
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         found, heads = tuple(shapes[name]), tuple(shapes[of][-2:])
@@ -105,13 +105,13 @@ def both(d: DrawnGraph) -> Tensor:
 
 
 def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
-    """Heads of `both` that are the argument `name`'s, q or k."""
+    """The heads of `both` that belong to the argument `name`, q or k."""
     queries, keys = (d.layouts[name].shape[-2] for name in "qk")
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
 def have_weights(d: DrawnGraph) -> bool:
-    """True if both have weights, False if none has. VariantPackError where one has."""
+    """True if both have weights, False if none has. Raises VariantPackError if only one has."""
     given = [name in d for name in ("q_weight", "k_weight")]
     if given[0] != given[1]:
         missing, there = sorted(("q_weight", "k_weight"), key=lambda name: name in d)
@@ -120,7 +120,7 @@ def have_weights(d: DrawnGraph) -> bool:
 
 
 def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
-    """Normalized heads of both, times their weights where these are given, and rotated."""
+    """Normalized heads of both, times their weights if these are given, and rotated."""
     if have_weights(d):
         weights = (d.for_heads(f"{name}_weight", d.layouts[name].shape[-2]) for name in "qk")
         normal = d.graph.mul(normal, d.graph.join(*weights, d.rank - 2))
@@ -128,12 +128,12 @@ def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
 
 
 def rotated(d: DrawnGraph, x: Tensor) -> Tensor:
-    """Pairs of columns by the angles of their tokens, as is_neox says which those are."""
+    """Rotation of pairs of columns by the angles of their tokens. is_neox determines the pairs."""
     return d.graph.rotate_pairs(x, *angles(d), interleaved=not d.options["is_neox"])
 
 
 def draw(d: DrawnGraph) -> None:
-    """Both results, and the inverse RMS of each head where that is asked for."""
+    """Builds both results, and the inverse RMS of each head if that is an argument."""
     y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
     for name, made in (("out", turned(d, y)), *(("inverse_rms", t) for t in inverse_rms)):
         for x in "qk":
@@ -141,7 +141,8 @@ def draw(d: DrawnGraph) -> None:
 
 
 def draw_heads_together(d: DrawnGraph, x: str) -> None:
-    """Result of x, "q" or "k", whose rows have all heads of a token, and their inverse RMS where that is asked for."""
+    """Builds the result of x, "q" or "k", with all heads of a token as a row, and the inverse RMS if that is an
+    argument."""
     dim = d.layouts[x].shape
     rows = d.graph.reshape(d[x]).set_dim((*dim[:-2], dim[-2] * dim[-1]))
     with d.of_rank(len(dim) - 1):
@@ -151,7 +152,7 @@ def draw_heads_together(d: DrawnGraph, x: str) -> None:
 
 
 def draw_across(d: DrawnGraph) -> None:
-    """Both results, of a kernel each, whose rows are tokens, so that it serves other numbers of these."""
+    """Builds both results, with one kernel each. Their rows are tokens, so a kernel serves other numbers of these."""
     have_weights(d)
     for x in "qk":
         draw_heads_together(d, x)
@@ -163,7 +164,7 @@ def _draw_cached(d: DrawnGraph) -> None:
     y = turned(d, d.norm(both(d), None))
     slots = d.of_tokens("slot_mapping")
     d.store("q_out", heads_of(d, y, "q"))
-    # All heads are divided, and those of keys are stored: so it is one kernel.
+    # All heads are divided, although only those of keys are stored: so it is one kernel.
     d.scatter("k_cache", heads_of(d, _divided(d, y, "k_scale"), "k"), slots)
     d.scatter("v_cache", _divided(d, d["v"], "v_scale"), slots)
 
@@ -173,8 +174,8 @@ def _divided(d: DrawnGraph, x: Tensor, scale: str) -> Tensor:
 
 
 def heads_and_angles(types: Types, across: bool = False) -> tuple[TensorParameter, ...]:
-    """Queries, keys, their weights and their angles. types: that all may have but positions. across: whether the heads
-    of a token are normalized together."""
+    """Parameters of queries, keys, their weights and their angles. types: accepted types of all but positions. across:
+    whether the heads of a token are normalized together."""
     weight = columns_of_heads if across else columns_or_heads
     return (
         TensorParameter("q", types, row_axes=1 + across),
@@ -217,17 +218,17 @@ def qk_norm_rope(
     for both.
 
     q: (..., heads, head_dim), any strides: slices of a packed tensor are read where they are. k: as q, of its type,
-    with its own number of heads. q_weight, k_weight: as ``qk_rmsnorm``'s, of one type, or both None for 1.
-    cos_sin_cache: (max_position, rotary_dim), bfloat16, float16 or float32: of each position the cosines of the
-    rotary_dim / 2 pairs, then their sines, as FlashInfer and vLLM have them. rotary_dim is even and at most head_dim;
-    columns behind it are normalized and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row
-    of the cache for each token. A position that the cache does not have makes the token's rotated columns NaN; nothing
-    is read there. is_neox: pairs are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J).
-    q_out, k_out: of q's and k's shape, of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps,
-    enable_pdl and errors as of ``rmsnorm``. ``graphfuse.torch.qk_norm_rope`` has gradients.
+    with its own number of heads. q_weight, k_weight: as in ``qk_rmsnorm``, of one type, or both None for 1.
+    cos_sin_cache: (max_position, rotary_dim), bfloat16, float16 or float32: for each position the cosines of the
+    rotary_dim / 2 pairs, then their sines, as in FlashInfer and vLLM. rotary_dim is even and at most head_dim; columns
+    after it are normalized and not rotated. positions: (...), q's leading dimensions, int64 or int32: the row of the
+    cache for each token. For a position outside the cache the token's rotated columns are NaN, and no memory is read.
+    is_neox: pairs are columns i and i + rotary_dim / 2; if False, columns 2 i and 2 i + 1 (GPT-J). q_out, k_out: of q's
+    and k's shape, of one type, as ``rmsnorm``'s out; they may be q and k themselves. Types, eps, enable_pdl and errors
+    as in ``rmsnorm``. ``graphfuse.torch.qk_norm_rope`` has gradients.
 
-    Returns (q_out, k_out). Kernels take a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
-    multiple of 16 (of 8 if not is_neox); the reference engine takes the rest.
+    Returns (q_out, k_out). Kernels support a head_dim that is a multiple of 8, up to 512, and a rotary_dim that is a
+    multiple of 16 (of 8 if not is_neox); the reference engine runs the rest.
     """
 
 
@@ -245,16 +246,16 @@ def qk_norm_rope_across_heads(
     k_out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as WAN and other diffusion models of video have
-    it, and FlashInfer's ``fused_qk_rmsnorm_rope``.
+    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as in WAN and other diffusion models of video.
 
-    q_weight, k_weight: (heads * head_dim,) of q's and k's heads, or both None for 1. cos_sin_cache: as of
-    ``qk_norm_rope``; ``cos_sin_of_grid`` makes that of positions in frames, rows and columns. is_neox: False here, as
-    these models have it. The others, and errors, are as of ``qk_norm_rope``.
+    It corresponds to FlashInfer's ``fused_qk_rmsnorm_rope``. q_weight, k_weight: (heads * head_dim,) of q's and k's
+    heads, or both None for 1. cos_sin_cache: as in ``qk_norm_rope``; ``cos_sin_of_grid`` makes one for positions in
+    frames, rows and columns. is_neox: False by default, as in these models. The others, and errors, are as in
+    ``qk_norm_rope``.
 
-    Returns (q_out, k_out), of a kernel each. Kernels take heads without gaps between them, a head_dim that is a
-    multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox). If is_neox, they take a head_dim
-    that is a power of two, up to 512. The rest runs as several kernels, or on the reference engine.
+    Returns (q_out, k_out), by one kernel each. Kernels support heads without gaps between them, a head_dim that is a
+    multiple of 8, and a rotary_dim that is a multiple of 16 (of 8 if not is_neox). If is_neox, head_dim must be a power
+    of two, up to 512. The rest runs as several kernels, or on the reference engine.
     """
 
 
@@ -277,16 +278,15 @@ def qk_norm_rope_cache(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Norm and rotation as ``qk_norm_rope``, but keys, and values as they are, go to a cache by slots: one kernel for
-    queries and keys, one for values.
+    """Norm and rotation like ``qk_norm_rope``, with keys and unchanged values written to a cache by slots.
 
-    v: of k's shape. k_cache, v_cache: (pages, page_size, heads, head_dim), or (slots, heads, head_dim), of k's heads;
-    any strides in which slots of neighbouring pages lie as far apart as those of a page; types as q_out's, FP8
-    saturating. k_scale, v_scale: float32, (1,) or (), on q's device, or None for 1; as of ``rmsnorm_quant``, the cache
-    gets keys * (1 / k_scale) and v * (1 / v_scale), rounded once, and whoever reads it multiplies. slot_mapping: as
-    positions, for each token the number of its slot, which is page * page_size + place; that of a number below 0, or
-    beyond the cache, is not written. All other slots stay as they are. Of two tokens with one slot either is written.
-    The others, and errors, are as of ``qk_norm_rope``.
+    One kernel computes queries and keys, another copies values. v: of k's shape. k_cache, v_cache: (pages, page_size,
+    heads, head_dim), or (slots, heads, head_dim), of k's heads; any strides in which the distance of slots is the same
+    across pages as within one; types as q_out's, FP8 saturating. k_scale, v_scale: float32, (1,) or (), on q's device,
+    or None for 1. As in ``rmsnorm_quant``, the cache receives keys * (1 / k_scale) and v * (1 / v_scale), rounded once;
+    its readers multiply. slot_mapping: like positions, the slot of each token, which is page * page_size + offset. A
+    token with a negative slot, or one beyond the cache, is not written. All other slots stay unchanged. If two tokens
+    have the same slot, either is written. The others, and errors, are as in ``qk_norm_rope``.
 
     Returns q_out.
     """

@@ -1,7 +1,7 @@
-"""RMSNorm between products that are split over ranks, where each rank has a part of the sequence in between.
+"""RMSNorm between tensor-parallel products, with the sequence split over ranks in between.
 
-A product leaves sums, of which a rank adds up its part (reduce-scatter); the next one reads all parts (all-gather). One
-kernel does so where ranks can read each other's memory, and write it.
+The first product leaves partial sums, of which each rank adds up its part (reduce-scatter). The second reads all parts
+(all-gather). One kernel does this if ranks can read and write each other's memory.
 """
 
 from dataclasses import replace
@@ -44,9 +44,9 @@ def reduce_scatter_add_rmsnorm(
     """residual becomes the sum of this rank's part of x over the ranks of a group + residual; out becomes RMSNorm of
     that sum.
 
-    x: as for ``all_reduce_add_rmsnorm``, with as many parts along `dim` as there are ranks, in their order. dim: any
-    but the last. residual, out: of the shape of a part, this rank's own. Else as for ``all_reduce_add_rmsnorm``, also
-    what it says of symmetric memory; other tensors are added up in float32 by ``torch.distributed.reduce_scatter``.
+    x: as for ``all_reduce_add_rmsnorm``, with one part per rank along `dim`, in the order of ranks. dim: any but the
+    last. residual, out: of the shape of a part, this rank's own. Otherwise as for ``all_reduce_add_rmsnorm``, including
+    symmetric memory; other tensors are added up in float32 by ``torch.distributed.reduce_scatter``.
     """
     if is_dynamo_compiling():
         return rank_operators.traced(_SCATTER, group, out, x, residual, weight, eps, dim, scale)
@@ -73,20 +73,20 @@ def rmsnorm_all_gather(
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """out becomes RMSNorm of what each rank of a group has, one part after the other along `dim`, on all ranks.
+    """out becomes RMSNorm of the parts of all ranks of a group, concatenated along `dim`, on all ranks.
 
     x: (..., hidden), bfloat16, float16 or float32, of one layout and type on all ranks. weight: (hidden,), of any of
-    these types. out: of x's shape, but along `dim` as many times as long as there are ranks; of these types, or
+    these types. out: of x's shape, with the extent along `dim` times the number of ranks; of these types, or
     float8_e4m3fn or float8_e5m2, saturating: FP8 is gathered as FP8. dim: any but the last. scale, group, enable_pdl:
     as for ``all_reduce_add_rmsnorm``.
 
-    Where out lies in torch's symmetric memory, equally far into it on each rank, one kernel writes to the memory of
-    all. Then calls of a group are ordered as those of ``all_reduce_add_rmsnorm``. It begins when all that stands before
-    the call on the streams of all ranks has been done; behind the call, on its stream, out is complete. Other tensors
-    are gathered by ``torch.distributed.all_gather``.
+    If out lies in torch's symmetric memory, at the same offset on each rank, one kernel writes to the memory of all.
+    Then calls of a group are ordered as in ``all_reduce_add_rmsnorm``. The kernel begins after all earlier work on the
+    streams of all ranks; after the call, on its stream, out is complete. Other tensors are gathered by
+    ``torch.distributed.all_gather``.
 
     Returns out. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument. Shapes that
-    differ between ranks are not seen.
+    differ between ranks are not detected.
     """
     if is_dynamo_compiling():
         return rank_operators.traced(_GATHER, group, out, x, weight, eps, dim, scale)
@@ -114,11 +114,13 @@ def reduce_scatter_add_rmsnorm_all_gather(
     scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """``reduce_scatter_add_rmsnorm``, whose result all ranks get: an all-reduce in two steps, with a sharded residual.
+    """``reduce_scatter_add_rmsnorm``, with the result on all ranks: an all-reduce in two steps, with a sharded
+    residual.
 
-    out: of x's shape, else as for ``rmsnorm_all_gather``. residual: of the shape of a part, this rank's own. One kernel
-    does it where x and out lie in symmetric memory, the same or another: each rank reads and writes 1 / ranks of what
-    ``all_reduce_add_rmsnorm`` reads. For large sizes, and above all with FP8, this takes less time. Returns out.
+    out: of x's shape, otherwise as for ``rmsnorm_all_gather``. residual: of the shape of a part, this rank's own. One
+    kernel does it if x and out lie in symmetric memory, the same or another: each rank reads and writes 1 / ranks of
+    the bytes that ``all_reduce_add_rmsnorm`` reads. For large sizes, and above all with FP8, this takes less time.
+    Returns out.
     """
     if is_dynamo_compiling():
         return rank_operators.traced(_BOTH, group, out, x, residual, weight, eps, dim, scale)
@@ -137,7 +139,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
 
 
 def _fits(name: str, t: object, shape: torch.Size, other: torch.Tensor, whose: str = "x") -> None:
-    """VariantPackError for a tensor of another shape, which follows from that of `other`."""
+    """Raises VariantPackError for a tensor of another shape than `shape`, which depends on that of `other`."""
     if isinstance(t, torch.Tensor) and t.shape != shape:
         given = f"as {whose} has shape {tuple(other.shape)}"
         raise VariantPackError(f"{name} has shape {tuple(t.shape)}; accepted: {tuple(shape)}, {given}")
@@ -152,10 +154,10 @@ def _scattered(x: torch.Tensor, dim: int, group: distributed.ProcessGroup) -> to
 
 
 def _gathered(own: torch.Tensor, out: torch.Tensor, dim: int, group: distributed.ProcessGroup) -> torch.Tensor:
-    """out, of which each rank has a part of its own."""
+    """out, gathered from the parts of all ranks."""
     ranks = group.size()
     parts = torch.empty(ranks, *own.shape, dtype=own.dtype, device=own.device)
-    # As bytes, which backends know. Parts are views.
+    # Gathered as bytes, which all backends support. Parts are views.
     distributed.all_gather([t.view(torch.uint8) for t in parts], own.view(torch.uint8), group=group)
     for to, made in zip(out.chunk(ranks, dim), parts, strict=True):
         to.copy_(made)
@@ -163,7 +165,7 @@ def _gathered(own: torch.Tensor, out: torch.Tensor, dim: int, group: distributed
 
 
 def _made(f: Function, group: distributed.ProcessGroup, dim: int, **given: object) -> torch.Tensor:
-    """Out of a call, without memory. f: the function of a rank's part."""
+    """The fake result of a call. f: the function of a rank's part."""
     scattered, gathered = "residual" in given, given["out"] is not None and f.name != _SCATTER
     mine = {"x": part("x", given["x"], dim, group)} if scattered else {}
     if gathered:

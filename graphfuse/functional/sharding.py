@@ -1,13 +1,13 @@
-"""DTensors: which placements an operator runs with, and the call that runs it on what each rank has.
+"""DTensor support: the placements that an operator runs with, and the call on each rank's local tensors.
 
-The rules are data of the functions themselves: from the shapes of its arguments follows which dimension of each is
-split where rows are (``axes``), ``over_rows`` says what becomes of results without rows, and ``columns`` how a function
-runs where columns are split. ``torch.library.register_torch_dispatch`` makes them known. (The rules of
-``torch.distributed.tensor.experimental.register_sharding`` would be kept by arguments without those that are bool,
-which here say what is returned; they would write results into copies of tensors that are given in other placements;
-and they cannot put a step between two of an operator.)
+Rules are data of the functions themselves. The shapes of a function's arguments determine which dimension of each is
+split with the rows (``axes``). ``over_rows`` says how results without rows are combined, and ``columns`` how a function
+runs if columns are split. ``torch.library.register_torch_dispatch`` registers the rules.
+(``torch.distributed.tensor.experimental.register_sharding`` does not suffice: it caches by arguments without those that
+are bool, which here select what is returned; it would write results into copies of tensors that are given in other
+placements; and it cannot run a step between two steps of an operator.)
 
-torch is told of DTensors when there are any: torch takes half a second to import them.
+Rules are registered only once DTensors are imported, because their import takes half a second.
 """
 
 import functools
@@ -33,16 +33,16 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
 
 OTHERS: dict[str, Callable[..., object]] = {}
-"""Operators that have another function for each program, by their qualified name: what torch calls with a DTensor among
-the arguments, ``run(mode, operator, types, args, kwargs)``."""
+"""Operators whose function differs for each program, by qualified name. torch calls them with a DTensor among the
+arguments: ``run(mode, operator, types, args, kwargs)``."""
 
 _known: set[str] = set()
-"""Operators whose rules torch was told."""
+"""Operators whose rules are registered."""
 _registering = threading.Lock()
 
 
 def register() -> None:
-    """Tell torch how all operators run on DTensors, which imports these."""
+    """Register with torch how all operators run on DTensors, which imports DTensors."""
     with _registering:
         runs = {name: functools.partial(_dispatch, f) for name, f in FUNCTIONS.items()} | OTHERS
         for name, run in runs.items():
@@ -55,7 +55,7 @@ def register() -> None:
 
 
 def prepare() -> None:
-    """``register``, if there can be DTensors by now."""
+    """Calls ``register`` if DTensors are imported."""
     if len(_known) != len(FUNCTIONS) + len(OTHERS) and hasattr(sys.modules.get("torch.distributed.tensor"), "DTensor"):
         register()
 
@@ -72,8 +72,8 @@ class Rule:
 
 
 def splittable(used: Sequence[TensorParameter], found: Mapping[str, Axes]) -> tuple[int, ...]:
-    """The dimensions of the first tensor along which ranks can run by themselves: none of a row, and only those that
-    every result has or is made over."""
+    """The dimensions of the first tensor along which ranks can run independently. Dimensions of a row are excluded, and
+    those that a result neither has nor is combined over."""
     rank = len(found[used[0].name])
     written = [a for a in used if a.written]
     return tuple(
@@ -82,7 +82,7 @@ def splittable(used: Sequence[TensorParameter], found: Mapping[str, Axes]) -> tu
 
 
 def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwargs=None) -> object:
-    """An operator with a DTensor among its arguments."""
+    """Result of an operator with a DTensor among its arguments."""
     arguments = operator._schema.arguments
     given = dict(f.defaults) | {a.name: value for a, value in zip(arguments, args, strict=False)} | (kwargs or {})
 
@@ -94,11 +94,11 @@ def _dispatch(f: Function, _, operator: torch._ops.OpOverload, types, args, kwar
 
 
 def on_ranks(f: Function, given: Mapping[str, object], call: Callable[[Mapping[str, object]], object]) -> object:
-    """Results of a function with a DTensor among what it is given, by parameter. call: the function, given what a rank
-    has in place of that."""
-    with torch.no_grad():  # autograd is above, or is not asked for
+    """Results of a function with a DTensor among its arguments. given: arguments by parameter. call: runs the function
+    on the rank's local arguments."""
+    with torch.no_grad():  # autograd has run already, or is not required
         plan = _plan(f, given)
-        # Not kept in the plan: groups of processes end, and a mesh like it has others.
+        # Not stored in the plan: process groups are destroyed, and an equal mesh has others.
         mesh = next(value.device_mesh for value in given.values() if _is_sharded(value))
         local = {name: plan.local(name, value, mesh) for name, value in given.items()}
         if plan.columns:
@@ -115,7 +115,7 @@ def on_ranks(f: Function, given: Mapping[str, object], call: Callable[[Mapping[s
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A global tensor that a call returns. shape: in elements."""
+    """A global tensor that a call returns. shape: counted in elements."""
 
     name: str
     placements: tuple
@@ -124,12 +124,9 @@ class _Result:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Plan of calls with arguments that are alike.
-
-    first: the name of the first tensor. used: tensors by name. placements: of the arguments that are used, by name.
-    columns: how many there are of the first tensor, where they are split over ranks, else 0. partial: placements of
-    what is then to be added up.
-    """
+    """Plan of calls with similar arguments. first: name of the first tensor. used: tensors by name. placements: of the
+    arguments in use, by name. columns: columns of the first tensor if they are split over ranks, otherwise 0. partial:
+    placements of tensors that are then added up."""
 
     first: str
     used: Mapping[str, TensorParameter]
@@ -139,13 +136,13 @@ class _Plan:
     partial: tuple
 
     def local(self, name: str, value: object, mesh: Any) -> object:
-        """Part of a parameter that this rank has, where the call wants it."""
+        """This rank's local part of a parameter, in the placements that the call requires."""
         wanted = self.placements.get(name)
         if not _is_sharded(value):
             if wanted is None or not isinstance(value, torch.Tensor) or all(p.is_replicate() for p in wanted):
                 return value
             value = _torch().DTensor.from_local(value, mesh, [_torch().Replicate()] * mesh.ndim, run_check=False)
-        if wanted is None or value.placements == wanted:  # or the function ignores it
+        if wanted is None or value.placements == wanted:  # no placements: the function ignores it
             return value.to_local()
         if self.used[name].written:
             raise VariantPackError(
@@ -163,7 +160,7 @@ class _Plan:
         return _torch().DTensor.from_local(local, mesh, result.placements, run_check=False, shape=shape, stride=stride)
 
     def part(self, local: Mapping[str, object], mesh: Any) -> RankColumns:
-        """The columns at hand, and the sum over ranks that have the others."""
+        """The local columns, and the sum over the ranks that have the others."""
 
         def sum(t: torch.Tensor) -> torch.Tensor:
             return _torch().DTensor.from_local(t, mesh, self.partial, run_check=False).full_tensor()
@@ -176,12 +173,12 @@ _plans: dict[tuple, _Plan] = {}
 
 
 def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
-    """The plan of a call, as of the last one like it. VariantPackError, and VariantPackTypeError for wrong types, where
-    global tensors do not fit each other."""
+    """The plan of a call, cached for similar calls. Raises VariantPackError, and VariantPackTypeError for wrong types,
+    if global tensors do not fit each other."""
     key = f, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
     try:
         found = _plans.get(key)
-    except TypeError:  # extents that a compiler has as symbols
+    except TypeError:  # extents that are symbolic under a compiler
         return _planned(f, given)
     if found is None:
         found = _planned(f, given)
@@ -191,7 +188,7 @@ def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
 
 
 def _looks(value: object) -> object:
-    """All that a plan depends on in an argument."""
+    """Everything that a plan depends on in an argument."""
     if _is_sharded(value):
         return value.shape, value.stride(), value.dtype, value.device, value.device_mesh, tuple(value.placements)
     if isinstance(value, torch.Tensor):
@@ -230,7 +227,7 @@ def _planned(f: Function, given: Mapping[str, object]) -> _Plan:
 
 
 def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
-    """Placements of an argument whose dimensions follow the first tensor's as `of` says."""
+    """Placements of an argument. of: correspondence of its dimensions to the first tensor's."""
     found = []
     for rule in rules:
         if rule.axis is None:
@@ -239,7 +236,7 @@ def _placements(a: TensorParameter, of: Axes, rules: Sequence[Rule]) -> tuple:
             found.append(_torch().Shard(of.index(rule.axis)))
         elif a.written and not rule.columns:
             found.append(_torch().Partial(a.over_rows))
-        else:  # of whole rows, by then, where columns are split
+        else:  # complete, even if columns are split
             found.append(_torch().Replicate())
     return tuple(found)
 
@@ -255,8 +252,8 @@ def _is_sharded(value: object) -> bool:
 
 
 def _mesh(tensors: Mapping[str, torch.Tensor]):
-    """The mesh of all tensors. VariantPackError where there is none, VariantPackTypeError for a plain tensor of more
-    than one element, which could be anything on other ranks."""
+    """The mesh of all tensors. Raises VariantPackError if they are on several, and VariantPackTypeError for a plain
+    tensor of more than one element, which may differ on other ranks."""
     sharded = {name: t for name, t in tensors.items() if _is_sharded(t)}
     name, first = next(iter(sharded.items()))
     for other, t in sharded.items():
@@ -272,8 +269,9 @@ def _mesh(tensors: Mapping[str, torch.Tensor]):
 
 
 def _rule(f, used, found, shapes, tensors, mesh, dim: int) -> Rule:
-    """Split along a dimension of the mesh: that of the first tensor, or else of another that has all
-    of its dimensions. Columns only where the function can. Nothing for a sum that is due and for other placements."""
+    """The split along a dimension of the mesh: that of the first tensor, or else of another that has all of its
+    dimensions. Columns are split only if the function supports it. There is no split for pending sums and other
+    placements."""
     first, rows = used[0].name, splittable(used, found)
     full = [a.name for a in used if found[a.name] == found[first] and _is_sharded(tensors.get(a.name))]
     placements = [tensors[name].placements[dim] for name in full]
@@ -282,12 +280,12 @@ def _rule(f, used, found, shapes, tensors, mesh, dim: int) -> Rule:
         if axis in rows:
             return Rule(axis)
     last, ranks = len(found[first]) - 1, mesh.size(dim)
-    # A rank without columns would have nothing to run on.
+    # Every rank must have columns.
     filled = (ranks - 1) * -(-shapes[first][-1] // ranks) < shapes[first][-1]
     return Rule(last, columns=True) if last in axes and f.columns is not None and filled else Rule()
 
 
 def _one_split_of_columns(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """Columns are split along one dimension of the mesh at most: the shares of several might be empty."""
+    """Rules that split columns along at most one dimension of the mesh: parts of several splits might be empty."""
     kept = next((i for i, rule in enumerate(rules) if rule.columns), None)
     return tuple(Rule() if rule.columns and i != kept else rule for i, rule in enumerate(rules))

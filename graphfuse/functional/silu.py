@@ -57,7 +57,7 @@ def fused_rmsnorm_silu(
     (..., hidden / 2), hidden a multiple of 16. block_scale: with NVFP4, float8_e4m3fn of shape (..., hidden / 16),
     allocated if None; ignored with other formats.
 
-    Returns out, or (out, block_scale) for NVFP4. Errors as of ``rmsnorm``.
+    Returns out, or (out, block_scale) for NVFP4. Errors as in ``rmsnorm``.
     """
 
 
@@ -75,5 +75,5 @@ def rmsnorm_silu_gate(
     input, weight, eps, enable_pdl: as for ``rmsnorm``. gate: of input's shape; bfloat16, float16 or float32.
     out: as for ``rmsnorm``; it may be gate itself, too.
 
-    Returns out. Errors as of ``rmsnorm``.
+    Returns out. Errors as in ``rmsnorm``.
     """

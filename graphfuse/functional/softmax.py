@@ -14,7 +14,7 @@ _PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch
 
 
 def of_unit_length(d: DrawnGraph, x: Tensor) -> Tensor:
-    """x by the length of each row, which an argument of that name gets as well."""
+    """x divided by the length of each row, which is also written to the argument "length" if there is one."""
     length = d.by_rows(x, reduction_mode.NORM2)
     if "length" in d:
         d.store("length", length)
@@ -36,11 +36,11 @@ def softmax(
     """e^input over its sum along the last dimension, in float32, rounded once.
 
     The largest element of each row is subtracted first, so that nothing overflows. -infinity becomes 0. A row of
-    nothing else becomes NaN, and so does one with infinity or NaN, as torch's.
+    -infinity alone becomes NaN, and so does a row with infinity or NaN, as in torch.
 
     input: (..., columns), bfloat16, float16 or float32, any strides. out: of input's shape, any strides; of these
-    types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself where types agree. Default: input's
-    type, newly allocated. enable_pdl and errors as of ``rmsnorm``. Returns out, which has no gradient:
+    types, or float8_e4m3fn or float8_e5m2, saturating; it may be input itself if types agree. Default: input's
+    type, newly allocated. enable_pdl and errors as in ``rmsnorm``. Returns out, which has no gradient:
     ``graphfuse.torch.softmax`` has one.
     """
 
@@ -51,8 +51,8 @@ def log_softmax(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """The logarithm of ``softmax``, exact where that is next to 0. -infinity remains; arguments, infinities and errors
-    as there. Returns out."""
+    """The logarithm of ``softmax``, accurate even if that is close to 0. -infinity remains; arguments, infinities and
+    errors as in ``softmax``. Returns out."""
 
 
 @function(_LOGSUMEXP, "out")
@@ -61,10 +61,11 @@ def logsumexp(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """log(sum(e^input)) along the last dimension, which stays with an extent of 1, by way of the row's largest element.
+    """log(sum(e^input)) along the last dimension, which is kept with extent 1, computed relative to the row's largest
+    element.
 
-    A row of nothing but -infinity has -infinity, one with infinity has infinity, and NaN stays NaN, as torch's.
-    input, enable_pdl and errors as of ``softmax``. out: (..., 1), bfloat16, float16 or float32, the default, newly
+    A row of -infinity alone gives -infinity, a row with infinity gives infinity, and NaN stays NaN, as in torch.
+    input, enable_pdl and errors as in ``softmax``. out: (..., 1), bfloat16, float16 or float32, the default, newly
     allocated. Returns out.
     """
 
@@ -77,4 +78,4 @@ def normalize(
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
     """input / max(sqrt(sum(input^2)), eps) over the last dimension, in float32, rounded once:
-    ``torch.nn.functional.normalize``. Arguments and errors as of ``softmax``. Returns out."""
+    ``torch.nn.functional.normalize``. Arguments and errors as in ``softmax``. Returns out."""

@@ -1,7 +1,7 @@
-"""The tensors of a call as a count of equal slices, so that calls with another count can share a plan.
+"""Division of the tensors of a call into a count of equal slices, so that calls with other counts can share a plan.
 
-A slice is a row, or everything at one position of the counted leading axes. Plans and fast paths depend on slices, not
-on their count.
+A slice is a row, or everything at one index of the counted leading axes. Plans and fast paths depend on slices, not on
+their count.
 """
 
 import enum
@@ -20,11 +20,9 @@ T = TypeVar("T")
 
 
 class CountKind(enum.Enum):
-    """Relation of the count to a tensor's extents.
-
-    COUNTED: the leading ones are those of the first tensor, and their product is the count. FIXED: nothing. SIZED: they
-    follow from the count by a rule of their own, as those of block scales in whole tiles.
-    """
+    """Relation of the count to a tensor's extents. COUNTED: the leading extents are those of the first tensor, and
+    their product is the count. FIXED: none. SIZED: the extents follow from the count by another rule, as for block
+    scales in whole tiles."""
 
     COUNTED = enum.auto()
     FIXED = enum.auto()
@@ -33,11 +31,8 @@ class CountKind(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class CountSplit:
-    """The tensors of a call as `count` slices.
-
-    arguments, layouts: of the tensors that the call uses, in order. leading: how many extents of the first tensor are
-    counted. count: their product; 1 for no extents. kinds: by tensor.
-    """
+    """The tensors of a call as `count` slices. arguments, layouts: of the tensors in use, in order. leading: number of
+    counted extents of the first tensor. count: their product; 1 for no extents. kinds: by tensor."""
 
     arguments: tuple[TensorParameter, ...]
     layouts: Mapping[str, Layout]
@@ -46,7 +41,7 @@ class CountSplit:
     kinds: Mapping[str, CountKind]
 
     def at(self, count: int) -> tuple[tuple[str, Layout], ...]:
-        """The layouts for another count, the counted extents joined to one. `layouts` as they are where none is
+        """The layouts for another count, with the counted extents joined to one; `layouts` unchanged if none is
         counted."""
         if not self.leading:
             return tuple(self.layouts.items())
@@ -54,32 +49,31 @@ class CountSplit:
         return tuple((name, self._at(name, count, sizes[name])) for name in self.layouts)
 
     def planned(self, plan: Callable[[tuple[tuple[str, Layout], ...]], T]) -> T:
-        """Result of `plan` for the layouts of the split's count. VariantPackError in the words of the call's own
-        layouts."""
+        """Result of `plan` for the layouts of the split's count. Errors describe the call's own layouts."""
         try:
             return plan(self.at(self.count))
         except VariantPackError:
             return plan(tuple(self.layouts.items()))
 
     def tail(self, name: str) -> Shape:
-        """The extents that are not counted, as torch has them."""
+        """The extents that are not counted, in torch's units."""
         return self.layouts[name].shape[self.leading if self.kinds[name] is CountKind.COUNTED else 0 :]
 
     def row_stride(self, name: str) -> int:
-        """Elements, as torch counts them, from one slice to the next."""
+        """Stride from one slice to the next, in torch's units."""
         t = self.layouts[name]
         found = joined(t.shape, t.stride, self.leading)
         assert found is not None
         return found
 
     def can_grow(self, name: str) -> bool:
-        """True if a tensor with counted extents is seen alike with another first extent and the strides that it has:
-        the stride of a first extent of 1 may be any."""
+        """True if another first extent, with the same strides, gives the same view of slices; the stride of a first
+        extent of 1 is arbitrary."""
         t = self.layouts[name]
         return t.stride[0] == self.row_stride(name) * math.prod(t.shape[1 : self.leading])
 
     def extents(self, name: str, count: int) -> tuple[Shape, Shape]:
-        """Shape and packed strides, as torch has them, of a tensor that is sized."""
+        """Shape and packed strides, in torch's units, of a SIZED tensor."""
         shape = stored(self._sizes(count)[name], self.layouts[name].stored)
         return shape, packed_stride(shape)
 
@@ -94,16 +88,14 @@ class CountSplit:
         return replace(t, shape=(count, *t.shape[self.leading :]), stride=stride)
 
     def _sizes(self, count: int) -> dict[str, Shape]:
-        """Shapes in elements for a count, the counted extents joined to one."""
+        """Shapes in elements for a count, with the counted extents joined to one."""
         return _sizes(self.arguments, {n: elements(t.shape, t.stored) for n, t in self.layouts.items()}, self, count)
 
 
 def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -> CountSplit:
-    """The split that counts as many leading extents as possible, of tensors whose shapes fit each other.
-
-    Leading extents can be counted together where one stride joins them in every counted tensor, and shapes depend on
-    nothing but their product.
-    """
+    """The split that counts as many leading extents as possible, for tensors whose shapes fit each other. Leading
+    extents can be counted together if one stride joins them in every counted tensor, and if shapes depend only on their
+    product."""
     used = tuple(a for a in arguments if a.name in layouts)
     shapes = {a.name: elements(layouts[a.name].shape, layouts[a.name].stored) for a in used}
     rank = len(shapes[used[0].name])
@@ -117,11 +109,11 @@ def split(arguments: Sequence[TensorParameter], layouts: Mapping[str, Layout]) -
 
 
 _NUMBERS = (1 << 12, 1 << 14)
-"""Two counts to try shape rules with, which remain different where sizes are rounded up to whole tiles."""
+"""Two counts to evaluate shape rules with. They remain different if sizes are rounded up to whole tiles."""
 
 
 def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading: int) -> dict[str, CountKind] | None:
-    """The kind of each tensor if this many leading extents are counted; None where shapes depend on more than their
+    """The kind of each tensor if this many leading extents are counted; None if shapes depend on more than their
     product."""
     extents = shapes[used[0].name][:leading]
     candidate = CountSplit(tuple(used), {}, leading, math.prod(extents), {})
@@ -145,12 +137,12 @@ def _kinds(used: Sequence[TensorParameter], shapes: Mapping[str, Shape], leading
 def _sizes(
     used: Sequence[TensorParameter], shapes: Mapping[str, Shape], split: CountSplit, count: int
 ) -> dict[str, Shape]:
-    """Shapes in elements if `count` took the place of the leading extents, in every tensor that has them."""
+    """Shapes in elements with `count` in place of the leading extents, in every tensor that has these."""
     known, found = dict(shapes), {}
     leading = shapes[used[0].name][: split.leading]
     for a in used:
         shape = shapes[a.name]
-        if a.free or a is used[0]:  # its rule, if it has one, may ask for its own shape
+        if a.free or a is used[0]:  # its rule, if it has one, may read its own shape
             counted = not a.table and shape[: split.leading] == leading
             found[a.name] = (count, *shape[split.leading :]) if counted else shape
         else:

@@ -1,6 +1,6 @@
-"""Memory that the ranks of a group can read: how kernels find it, and each other.
+"""Symmetric memory, which the ranks of a group can read: how kernels find it, and synchronize.
 
-Torch has the memory and its mapping. Here are the addresses, and the signals by which kernels meet.
+Torch allocates and maps the memory. This module keeps addresses, and the signals with which kernels synchronize.
 """
 
 import math
@@ -22,17 +22,15 @@ from graphfuse.runtime import torch_private
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """numbers: signals and addresses, as ``all_reduce`` has them. rank: of this process."""
+    """The peers of a tensor. numbers: signals and addresses, as in ``all_reduce``. rank: of this process."""
 
     numbers: torch.Tensor
     rank: int
 
     def call(self, name: str, kernel: Callable[..., Any], *values: object) -> Any:
-        """Result of a function of a kernel that meets these peers.
-
-        RankTimeoutError where GRAPHFUSE_RANKS_TIMEOUT bounds the wait and others do not come, or did not before. Nobody
-        waits for what a CUDA graph records.
-        """
+        """Result of a function whose kernel synchronizes with these peers. Raises RankTimeoutError if
+        GRAPHFUSE_RANKS_TIMEOUT bounds the wait and other ranks are late, or were in an earlier call. There is no bound
+        while a CUDA graph is captured."""
         seconds = settings.ranks_timeout()
         if self in _left:
             raise RankTimeoutError(
@@ -51,19 +49,17 @@ class Peers:
 
 
 _left: "weakref.WeakSet[Peers]" = weakref.WeakSet()
-"""Those that were not waited for."""
+"""Peers whose kernels ended without other ranks."""
 
 _found: "weakref.WeakKeyDictionary[object, dict[int, tuple[object, Peers]]]" = weakref.WeakKeyDictionary()
-"""By group and storage, each with what says whether that is still there."""
+"""Peers by group and storage, with a weak reference that shows whether the storage still exists."""
 _turn = threading.Lock()
 
 
 def peers(t: torch.Tensor, group: object) -> Peers | None:
-    """The peers of a tensor in symmetric memory; None for other tensors.
-
-    group: torch's, initialized. The first call for some memory is collective, and allocates. VariantPackError: the
-    group has more ranks than kernels do, or a CUDA graph records the first call.
-    """
+    """The peers of a tensor in symmetric memory; None for other tensors. group: torch's, initialized. The first call
+    for some memory is collective, and allocates. Raises VariantPackError if the group has more ranks than kernels
+    support, or if a CUDA graph captures the first call."""
     known = _found.get(group, {}).get(t.untyped_storage()._cdata)
     if known is not None:
         return known[1]
@@ -73,7 +69,7 @@ def peers(t: torch.Tensor, group: object) -> Peers | None:
 
 _MOST_BYTES = {2: 64 << 20}
 _MORE_RANKS = 1 << 20
-"""Bytes of a sum beyond which reading the memory of all ranks takes longer than an all-reduce."""
+"""Size in bytes beyond which reading the memory of all ranks takes longer than an all-reduce."""
 _LEAST_BYTES = 1 << 20
 _scratch: "weakref.WeakKeyDictionary[object, dict[tuple[str, torch.device], list[torch.Tensor]]]" = (
     weakref.WeakKeyDictionary()
@@ -83,16 +79,14 @@ _scratch: "weakref.WeakKeyDictionary[object, dict[tuple[str, torch.device], list
 def scratch(
     group: distributed.ProcessGroup, slot: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
-    """Symmetric memory of this shape for what is read once; None where there is none.
-
-    The next call with this slot returns it again. Calls are collective, and a larger one than before allocates: not
-    while a CUDA graph is recorded, then it is None.
-    """
+    """Symmetric memory of this shape for data that is read once; None if there is none. The next call with this slot
+    returns the same memory. Calls are collective, and one with a larger size than before allocates. While a CUDA graph
+    is captured, None is returned instead of allocating."""
     nbytes = math.prod(shape) * dtype.itemsize
     ranks = group.size()
     if device.type != "cuda" or not 0 < nbytes <= _MOST_BYTES.get(ranks, _MORE_RANKS) or ranks > MOST_RANKS:
         return None
-    kept = _scratch.setdefault(group, {}).setdefault((slot, device), [])  # captured graphs have those before the last
+    kept = _scratch.setdefault(group, {}).setdefault((slot, device), [])  # captured graphs use the earlier ones
     if not kept or kept[-1].numel() < nbytes:
         if torch.cuda.is_current_stream_capturing() or not torch_private.has_symmetric():
             return None
@@ -117,7 +111,7 @@ def _made(t: torch.Tensor, group: object) -> Peers | None:
     addresses = [*memory.buffer_ptrs, *own.buffer_ptrs]
     numbers[-len(addresses) :] = torch.tensor(addresses, dtype=torch.int64, device=t.device)
     torch.cuda.synchronize(t.device)
-    own.barrier()  # nobody signals before all signals are zero
-    torch.cuda.synchronize(t.device)  # streams of later calls know nothing of this one
+    own.barrier()  # no rank signals before all signals are zero
+    torch.cuda.synchronize(t.device)  # streams of later calls do not wait for this one
     of_group[t.untyped_storage()._cdata] = (torch_private.weak_storage(t), made := Peers(numbers, memory.rank))
     return made

@@ -1,4 +1,4 @@
-"""The tensor parameters of a function as data: types, shapes, which are written, what is allocated."""
+"""Tensor parameters of a function as data: types, shapes, which are written and which are allocated."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from graphfuse.base.errors import VariantPackError
 Shape = tuple[int, ...]
 
 Rule = Callable[[Mapping[str, Shape]], tuple[Shape, ...]]
-"""From the shapes of the arguments before it to those an argument may have, the one it is allocated with first.
-In elements, two of which FP4 keeps in a byte. VariantPackError if there is none."""
+"""Function from the shapes of preceding arguments to the shapes that an argument may have, first the one it is
+allocated with. Shapes count elements, of which FP4 stores two in a byte. Raises VariantPackError if there is none."""
 
 NewType = Callable[[Mapping[str, torch.Tensor]], torch.dtype]
 
 Types = Mapping[torch.dtype, data_type]
-"""What torch calls a type -> what the graph stores."""
+"""The graph's types by torch's types."""
 
 
 def types(*accepted: data_type, as_bytes: bool = False) -> Types:
-    """`accepted`, and with as_bytes also uint8, for the bytes of the only one."""
+    """Mapping of the accepted types; with as_bytes also of uint8, for the bytes of the only one."""
     found = {getattr(torch, a.facts.torch): a for a in accepted}
     return found | {torch.uint8: accepted[0]} if as_bytes else found
 
@@ -39,21 +39,21 @@ PAIRS = torch.float4_e2m1fn_x2
 class TensorParameter:
     """One tensor of a function.
 
-    shape: None for one that may have any, as the first has.
-    free: whether shape or strides are so much the caller's that they tell problems apart.
-    table: whether its extents have nothing to do with the first tensor's.
+    shape: rule of its shapes; None if it may have any, as the first tensor.
+    free: whether its shape or strides do not follow from other arguments, so that they distinguish problems.
+    table: whether its extents are unrelated to the first tensor's.
     written: whether the function writes it.
-    new: the type it is allocated with where the caller gives none, or what finds that in the arguments before it.
-    strides: the argument before it, of its shape, whose strides it is allocated with, as far as these leave no gaps.
-        None for a tensor whose rows lie one after the other.
-    optional: whether it may be left out altogether.
+    new: the type it is allocated with if the caller gives none, or a function of the preceding arguments that returns
+    that.
+    strides: a preceding argument of its shape whose strides it is allocated with, as far as these leave no gaps. None
+    for a tensor whose rows are contiguous.
+    optional: whether it may be omitted.
     only: (name, type) of another argument without which this one is ignored.
-    asked: the option without which it is not made.
-    row_axes: of the first one, how many of its last dimensions are a row's: rows are neither counted nor split along
-        these.
-    over_rows: of one that is written and has no dimension for rows, how what is made of some rows each becomes what is
-        made of all: "sum" or "max"; None where it does not.
-    note: said where it is refused.
+    asked: the option without which it does not exist.
+    row_axes: how many last dimensions of the first tensor belong to a row; these are neither counted nor split.
+    over_rows: for a written tensor without a dimension for rows, how parts from some rows each are combined: "sum" or
+    "max"; None if they cannot be.
+    note: part of the error if it is refused.
     """
 
     name: str
@@ -83,7 +83,7 @@ def like(name: str) -> Rule:
 
 
 def like_or_columns(name: str, other: str) -> Rule:
-    """The shape of another argument; where that one is not given, one value for each column of `other`."""
+    """The shape of another argument; if that is not given, one value per column of `other`."""
     return lambda shapes: (shapes.get(name, shapes[other][-1:]),)
 
 
@@ -93,19 +93,19 @@ def columns(name: str) -> Rule:
 
 
 def columns_or_heads(name: str) -> Rule:
-    """One value for each column of another argument, the same in all rows, or others for each index of the dimension
-    before, as of heads."""
+    """One value per column of another argument, the same in all rows, or different for each index of the preceding
+    dimension, such as heads."""
     return lambda shapes: (shapes[name][-1:], *(shapes[name][-2:] for _ in shapes[name][1:2]))
 
 
 def columns_of_heads(name: str) -> Rule:
-    """One value for each column of all heads of another argument, its last two dimensions, one head after the other."""
+    """One value per column of all heads of another argument, its last two dimensions, joined."""
     return lambda shapes: ((prod(shapes[name][-2:]),),)
 
 
 def samples(name: str) -> Rule:
-    """One row of values for each index of the first dimension of another argument, one for all its rows, or one for
-    each of them."""
+    """One row of values per index of the first dimension of another argument, one for all its rows, or one for each of
+    them."""
 
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         *leading, columns = shapes[name]
@@ -131,7 +131,7 @@ def one(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
 
 
 def blocks(name: str, size: int) -> Rule:
-    """One value for each `size` neighbours in a row of another argument."""
+    """One value per `size` consecutive elements in a row of another argument."""
 
     def rule(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         *leading, columns = shapes[name]
@@ -146,7 +146,7 @@ def blocks(name: str, size: int) -> Rule:
 
 
 def swizzled(rule: Rule) -> Rule:
-    """Memory for what `rule` says in tiles of 128 rows by 4 columns, the last ones filled up."""
+    """Memory for the shape of `rule` in tiles of 128 rows by 4 columns, with the last ones padded."""
 
     def tiles(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
         *leading, columns = rule(shapes)[0]
@@ -157,22 +157,22 @@ def swizzled(rule: Rule) -> Rule:
 
 
 def stored(shape: Shape, dtype: data_type) -> Shape:
-    """The shape torch has for elements of `shape`."""
+    """The shape in torch's units for a shape in elements."""
     return (*shape[:-1], shape[-1] // 2) if dtype is data_type.FP4_E2M1 else shape
 
 
 def elements(shape: Shape, dtype: data_type | None) -> Shape:
-    """The way back from `stored`."""
+    """The inverse of `stored`."""
     return (*shape[:-1], shape[-1] * 2) if dtype is data_type.FP4_E2M1 and len(shape) else shape
 
 
 def no_rows(name: str, shape: Shape) -> VariantPackError:
-    """The error for a first tensor that has no rows of elements."""
+    """The error for a first tensor without rows or without elements in a row."""
     return VariantPackError(f"{name} has shape {tuple(shape)}; accepted: one dimension or more, the last not empty")
 
 
 def used(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> list[TensorParameter]:
-    """Parameters that a call has, given or allocated. given: parameters by name."""
+    """Parameters that a call uses, given or allocated. given: values by name."""
     found = []
     for a in arguments:
         if a.only is not None and getattr(given.get(a.only[0]), "dtype", None) != a.only[1]:
@@ -185,10 +185,8 @@ def used(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> l
 
 
 def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """The tensors that are used, in order, those that the caller did not give allocated. torch.compile traces this.
-
-    given: parameters by name; what is not among them is allocated. VariantPackError where there is no shape for it.
-    """
+    """The tensors that a call uses, in order. Those that the caller omits are allocated. torch.compile traces this.
+    given: parameters by name. Raises VariantPackError if a tensor to allocate has no shape."""
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, Shape] = {}
     device = None
@@ -202,7 +200,7 @@ def complete(arguments: Iterable[TensorParameter], given: Mapping[str, object]) 
                 value = torch.empty(stored(a.shape(shapes)[0], a.types[dtype]), dtype=dtype, device=device)
         if device is None:
             device = value.device
-        if a.shape is None and not value.shape:  # the rules of those to come ask for a last dimension
+        if a.shape is None and not value.shape:  # rules of later arguments require a last dimension
             raise no_rows(a.name, value.shape)
         tensors[a.name] = value
         shapes[a.name] = elements(value.shape, a.types.get(value.dtype))  # other types are refused later

@@ -1,4 +1,4 @@
-"""Written tensors whose changes autograd would have to see."""
+"""Check for written tensors whose changes autograd would have to record."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,8 @@ from graphfuse.base.errors import VariantPackError
 
 
 def refuse(written: Mapping[str, object]) -> None:
-    """VariantPackError for a tensor that requires a gradient, while gradients are on. written: by argument."""
+    """Raises VariantPackError for a tensor that requires a gradient, while gradients are on. written: tensors by
+    argument."""
     if not torch.is_grad_enabled():
         return
     for name, t in written.items():
