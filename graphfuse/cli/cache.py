@@ -29,7 +29,7 @@ def _kinds(names: list[str]) -> list[CacheKind]:
 
 
 def _files(kind: CacheKind) -> list[KeptFile]:
-    """Its files; a folder that cannot be read ends the command with FAULT."""
+    """Files of a cache. A folder that cannot be read ends the command with FAULT."""
     try:
         return kind.files()
     except PermissionError as error:
@@ -48,13 +48,13 @@ def ls(
     if as_json:
         output.print_json(found)
         return
-    typer.echo("\n".join(in_columns(map(row, found))))  # whole: paths can be copied from a narrow terminal, too
+    typer.echo("\n".join(in_columns(map(row, found))))  # not truncated: paths can be copied
     for entry in (entry for one in found for entry in one.get("entries", ())):
         typer.echo(f"{entry['used']}  {count(entry['bytes']):>10}  {entry['path']}")
 
 
 def row(found: dict[str, Any]) -> tuple[object, ...]:
-    """A line on a `summary`."""
+    """Columns of the line for a `summary`."""
     if "error" in found:
         return found["name"], "", "", found["error"]
     limit = f"of {count(found['limit'])}" if found["limit"] else ""
@@ -112,7 +112,7 @@ def _removed(remove: Callable[[Path], None], paths: Iterable[Path]) -> dict[str,
     removed, failed = 0, []
     for path in paths:
         try:
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # another process removed it first
                 remove(path)
             removed += 1
         except OSError as error:

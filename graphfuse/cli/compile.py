@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedSource:
-    """A source, named as planning names it when it looks for the cubin."""
+    """A kernel's source, with the name under which planning looks for its cubin."""
 
     source: str
     name: str
@@ -72,12 +72,12 @@ def compile(
     if file is not None and len(found) != 1:
         raise typer.BadParameter(f"a file holds one graph, not {len(found)}; name one by --case", param_hint="--output")
     nvrtc = toolkit.load()
-    wanted: dict[NamedSource, list[str]] = {}  # equal problems are equal sources
+    wanted: dict[NamedSource, list[str]] = {}  # equal problems have equal sources
     failed: list[dict[str, str]] = []
     for name, graph in found.items():
         try:
             planning = planner(graph, device)
-            with suppress(GraphNotSupportedError):  # which is told below
+            with suppress(GraphNotSupportedError):  # reported below
                 planning.create([mode])
             generated = [i for i, plan in enumerate(planning.plans) if kernels(plan)][: None if every else 1]
             if not generated:
@@ -127,7 +127,7 @@ def compile(
 
 
 def write(file: Path, graph: pygraph, planner: Planner, plans: Sequence[int]) -> None:
-    """Serialize a graph with these plans of it, the first of them selected. BadParameter where the file cannot be
+    """Serialize a graph with these of its plans, the first selected. Raises BadParameter if the file cannot be
     written."""
     from graphfuse.planning import serialized
 
@@ -138,7 +138,7 @@ def write(file: Path, graph: pygraph, planner: Planner, plans: Sequence[int]) ->
 
 
 def kernels(plan: Plan) -> tuple[NamedSource, ...]:
-    """The sources of a plan's kernels. The names are those that ``kernels.prepare`` compiles them under."""
+    """The sources of a plan's kernels, under the names that ``kernels.prepare`` compiles them with."""
     return tuple(
         NamedSource(source, f"{part.engine.name}.cu")
         for part in plan.parts
@@ -149,7 +149,7 @@ def kernels(plan: Plan) -> tuple[NamedSource, ...]:
 def _compiled(
     wanted: Iterable[NamedSource], device: Device, console: Console
 ) -> Iterator[tuple[NamedSource, bytes | KernelCompileError]]:
-    """(kernel, cubin or the error) of each, side by side in threads, with a progress bar."""
+    """Pairs of a kernel and its cubin or error, compiled in parallel threads with a progress bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from graphfuse.base.errors import KernelCompileError

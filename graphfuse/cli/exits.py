@@ -20,10 +20,8 @@ _CODES = ((DeviceError, NO_DEVICE), (SettingError, USAGE), (GraphfuseError, FAUL
 
 
 class Group(TyperGroup):
-    """Commands whose errors are told in a line. What is no error of graphfuse is a bug and keeps its traceback.
-
-    Without a command the help is printed, and the exit code is that of wrong arguments: nothing was asked for.
-    """
+    """Commands that print errors of graphfuse in one line. Any other exception is a bug and keeps its traceback.
+    Without a command the help is printed, with the exit code of wrong arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args:
@@ -40,7 +38,7 @@ class Group(TyperGroup):
 
 
 def need_gpu(command: str) -> None:
-    """End the command with NO_DEVICE where nothing can run on a GPU."""
+    """Ends the command with NO_DEVICE if nothing can run on a GPU."""
     from graphfuse.runtime.record import gpu_needed
 
     if reason := gpu_needed(command):

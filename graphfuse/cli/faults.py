@@ -19,13 +19,14 @@ FAULT = "fault"
 NOTE = "note"
 OK = "ok"
 
-_LEAST_ROOM = 32 << 20  # bytes free in a cache's file system: a compilation needs some
+_LEAST_ROOM = 32 << 20  # bytes that must be free in a cache's file system for compilations
 _DRIVER_NODE = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """level: OK; NOTE for what is missing and not needed here; FAULT. mend: a command, "" where nothing is to do."""
+    """Result of a check. level: OK; NOTE if something is missing that is not needed here; FAULT. mend: the command that
+    repairs it, "" if there is none."""
 
     check: str
     level: str
@@ -34,7 +35,7 @@ class DoctorFinding:
 
 
 def settings() -> Iterator[DoctorFinding]:
-    """Environment variables that are read."""
+    """Findings on environment variables."""
     from graphfuse.base import settings as read
     from graphfuse.base.errors import DeviceError
     from graphfuse.runtime import device
@@ -56,7 +57,7 @@ def settings() -> Iterator[DoctorFinding]:
         except (SettingError, DeviceError) as error:
             wrong = True
             yield DoctorFinding("settings", FAULT, str(error), f"unset {name}")
-        except OSError:  # no home directory: the caches' matter
+        except OSError:  # no home directory: checked by `caches`
             continue
     if not wrong:
         given = ", ".join(f"{name}={value}" for name, value in read.given().items())
@@ -64,7 +65,7 @@ def settings() -> Iterator[DoctorFinding]:
 
 
 def torch() -> Iterator[DoctorFinding]:
-    """True if torch is there, and sees the GPU that the driver reports."""
+    """Findings on torch: whether it is installed, and sees the GPU that the driver reports."""
     from graphfuse.runtime import device
 
     try:
@@ -85,7 +86,7 @@ def torch() -> Iterator[DoctorFinding]:
 
 
 def driver() -> Iterator[DoctorFinding]:
-    """True if a GPU that is there can be used."""
+    """Findings on devices: whether present GPUs can be used."""
     from graphfuse.runtime import device
 
     if device.count():
@@ -101,7 +102,7 @@ def driver() -> Iterator[DoctorFinding]:
 
 
 def nvrtc() -> Iterator[DoctorFinding]:
-    """True if kernels can be compiled for the GPUs that are there."""
+    """Findings on NVRTC: whether it can compile kernels for the present GPUs."""
     from graphfuse.runtime import device, toolkit
 
     devices = [device.get(number) for number in range(device.count())]
@@ -120,8 +121,8 @@ def nvrtc() -> Iterator[DoctorFinding]:
 def nvrtc_serves(
     version: str, architectures: frozenset[int], driver: int | None, devices: Sequence[Device]
 ) -> Iterator[DoctorFinding]:
-    """version: of NVRTC. architectures: that it compiles for, 90 for SM90. driver: the CUDA version that it serves, as
-    13000, None where there is none."""
+    """Findings on NVRTC's support of devices. version: of NVRTC. architectures: that it compiles for, 90 for SM90.
+    driver: the CUDA version that it supports, such as 13000; None without a driver."""
     for found in devices:
         if found.sm not in architectures:
             what = f"NVRTC {version} does not compile for {found.name} (SM{found.sm}); it does for SM"
@@ -138,7 +139,7 @@ def nvrtc_serves(
 
 
 def compiler() -> Iterator[DoctorFinding]:
-    """True if the emulator's C++ compiler is there and makes libraries."""
+    """Findings on the emulator's C++ compiler: whether it exists and builds libraries."""
     from graphfuse.emulator import compiler as host
     from graphfuse.runtime import device
 
@@ -161,20 +162,20 @@ def compiler() -> Iterator[DoctorFinding]:
 
 
 def caches() -> Iterator[DoctorFinding]:
-    """True if what is compiled and tuned can be kept, and what is kept is sound."""
+    """Findings on caches: whether kernels and tuned knobs can be stored, and the stored files are valid."""
     from graphfuse.base import settings as read
 
     for kind in kinds().values():
         variable = "GRAPHFUSE_TUNING_DIR" if kind.lasting else "GRAPHFUSE_CACHE_DIR"
         try:
             folder = kind.folder()
-        except SettingError:  # told by `settings`
+        except SettingError:  # reported by `settings`
             continue
         except OSError as error:
             what = f"{kind.holds} are not kept: {error}"
             yield DoctorFinding(kind.name, FAULT, what, f"export {variable}=/var/tmp/graphfuse")
             continue
-        # What the user's own setting names may be of use as it is.
+        # A folder that the user's own setting names may have another use.
         faults = list(_folder(kind, folder, f"unset {variable}" if variable in read.given() else ""))
         if not faults and (bad := kind.damaged(kind.files())):
             (path, why), more = bad[0], f", and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -185,7 +186,7 @@ def caches() -> Iterator[DoctorFinding]:
 
 
 def _folder(kind: CacheKind, folder: Path, unset: str) -> Iterator[tuple[str, str]]:
-    """(what is wrong with it, what mends it)"""
+    """Pairs of a fault of the folder and the command that repairs it."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     quoted = shlex.quote(str(there))
     if not there.is_dir():
@@ -209,7 +210,7 @@ def _folder(kind: CacheKind, folder: Path, unset: str) -> Iterator[tuple[str, st
 
 
 def tables() -> Iterator[DoctorFinding]:
-    """True if the tables of tuned knobs that come with engines can be read."""
+    """Findings on the engines' own tables of tuned knobs: whether they can be read."""
     from graphfuse import engines
     from graphfuse.base.device import ARCHES, for_arch
     from graphfuse.tuned_tables import store
@@ -226,7 +227,7 @@ def tables() -> Iterator[DoctorFinding]:
 
 
 def installed() -> Iterator[DoctorFinding]:
-    """True if patterns and engines of installed packages can be used, together, too."""
+    """Findings on plug-ins: whether patterns and engines of installed packages can be used, also together."""
     from graphfuse.planning import registry as plugins
 
     found = plugins.listed()
@@ -252,7 +253,7 @@ CHECKS: tuple[Callable[[], Iterator[DoctorFinding]], ...] = (
 
 
 def findings() -> Iterator[DoctorFinding]:
-    """Findings of all checks. A check that fails itself is a finding, and the others go on."""
+    """Findings of all checks. An exception of a check is a finding, too, and the other checks still run."""
     for check in CHECKS:
         try:
             yield from check()

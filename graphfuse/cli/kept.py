@@ -1,4 +1,4 @@
-"""What graphfuse keeps on disk, by kind: the place, the entries, and their faults."""
+"""Kinds of files that graphfuse keeps on disk: their folder, files and faults."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from graphfuse.files.kept_file import KeptFile
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One kind of what is kept.
+    """One kind of kept files.
 
-    folder, files: errors as of ``settings.cache_dir``.
-    damage: why a file is of no use, None if it is of use; OSError where it cannot be read.
-    limit: bytes, None where there is none.
-    mend: drop what is of no use, and the file where nothing else is in it.
-    lasting: took more than a compiler to make.
+    folder, files: raise the errors of ``settings.cache_dir``.
+    damage: the reason why a file is not usable, None if it is. Raises OSError if it cannot be read.
+    limit: in bytes, None if there is none.
+    mend: drops unusable entries, and the file if it has no others.
+    lasting: whether it holds more than compilation results.
     """
 
     name: str
@@ -31,7 +31,7 @@ class CacheKind:
     lasting: bool = False
 
     def damaged(self, files: Sequence[KeptFile]) -> list[tuple[Path, str]]:
-        """Files that are of no use, and why. A file that another process removes meanwhile is left out."""
+        """Files that are not usable, with the reasons. Files that another process removes meanwhile are skipped."""
         found = []
         for file in files:
             try:
@@ -60,8 +60,8 @@ def kinds() -> dict[str, CacheKind]:
 
 
 def summary(kind: CacheKind, entries: bool = False) -> dict[str, Any]:
-    """Contents as JSON values, with `entries` each file, too, the last used first; a fault of the
-    folder or a setting stands under "error"."""
+    """Contents of a cache as JSON values. entries: whether to list each file, the most recently used first. The fault
+    of a folder or a setting is under "error"."""
     try:
         files = kind.files()
         found = {"name": kind.name, "holds": kind.holds, "folder": str(kind.folder()), "limit": kind.limit()}

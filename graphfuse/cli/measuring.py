@@ -13,11 +13,11 @@ from graphfuse.cli.output import Json, print_json
 from graphfuse.cli.subject import find_bench
 
 DEFAULT = "rmsnorm-silu"
-"""The bench that is measured or tuned where none is named."""
+"""The bench that is measured or tuned by default."""
 
 
 class Bench(TyperCommand):
-    """The command whose first argument may be a program: what follows is the program's own command line."""
+    """The command whose first argument may be a program. The rest is then the program's own command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from graphfuse.benchmarks.command import PROGRAMS
@@ -29,7 +29,7 @@ class Bench(TyperCommand):
 
 
 def _program(module: str, name: str) -> ModuleType:
-    """A module of the clone; where there is none, the command ends and says so."""
+    """A module of the repository. Without a clone the command ends with an error."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -103,7 +103,7 @@ def bench(
 
 
 def _list_benches(more: bool, as_json: bool) -> None:
-    """All benches, one a line. more: whether options choose something of one."""
+    """Prints all benches, one per line. more: whether other options select something of a bench."""
     from graphfuse.benchmarks import command
     from graphfuse.benchmarks.benches import BENCHES
 

@@ -22,7 +22,7 @@ from graphfuse.cli import exits, output
 from graphfuse.cli.output import Json
 
 TEMPLATE = Path(__file__).parent / "plugin_template"
-"""The package that is written, under another name; in the tree it is ``examples/plugin_bias_gelu``."""
+"""The package that is written under another name. In the repository it is ``examples/plugin_bias_gelu``."""
 
 FILES = (
     "pyproject.toml",
@@ -35,10 +35,10 @@ FILES = (
     "src/bias_gelu/bias_gelu.cu",
     "tests/test_bias_gelu.py",
 )
-"""Its files. Named, as an installation in place leaves others beside them."""
+"""Files of the template. They are listed, because an editable installation adds other files to the folder."""
 
 _LONGEST = 100
-"""Characters of a name. Names of files, of at most 255 bytes, are made of it, here and where it is installed."""
+"""Longest name, in characters. File names, of at most 255 bytes, contain it, here and where it is installed."""
 
 
 def new_plugin(
@@ -68,7 +68,7 @@ def new_plugin(
     except FileExistsError:
         raise typer.BadParameter(f"{target} exists; accepted: a folder that does not", param_hint="--folder") from None
     except OSError as error:
-        for path in made[-1:]:  # which has the others
+        for path in made[-1:]:  # it contains the others
             shutil.rmtree(path, ignore_errors=True)
         typer.echo(f"{target} cannot be made: {error.strerror}", err=True)
         raise typer.Exit(exits.FAULT) from error
@@ -82,12 +82,12 @@ def new_plugin(
 
 
 def _renamed(text: str, package: str) -> str:
-    """`text` of the template, with the package's name, and the distribution's, which has hyphens."""
+    """`text` of the template, with the names of the package and of the distribution, which has hyphens."""
     return text.replace("bias_gelu", package).replace("bias-gelu", package.replace("_", "-"))
 
 
 def _refuse(name: str, package: str) -> None:
-    """BadParameter for what cannot be a package and a distribution at once, or is known by another's name."""
+    """Raises BadParameter for a name that cannot be a package and a distribution, or is in use."""
     if not re.fullmatch(r"[a-z](?:[-_]?[a-z0-9])*", name) or len(name) > _LONGEST:
         raise typer.BadParameter(
             f"{name!r} is no name; accepted: lower-case letters and digits, joined by single - or _, a letter first, "
@@ -111,9 +111,9 @@ def _refuse(name: str, package: str) -> None:
 
 
 def _installed(name: str, package: str) -> Iterator[str]:
-    """Installed things of this name: modules that are imported by it, a distribution called it."""
+    """Installed modules and distributions of this name."""
     there = importlib.util.find_spec(package)
-    # Folders without __init__.py have no origin, as any in the working directory is one.
+    # Folders without __init__.py have no origin; any folder in the working directory is such a module.
     found = [] if there is None else [there.origin] if there.origin else there.submodule_search_locations or ()
     yield from (place for place in found if there.origin or Path(place).resolve().parent != Path.cwd())
     with contextlib.suppress(metadata.PackageNotFoundError):

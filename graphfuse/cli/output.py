@@ -1,4 +1,4 @@
-"""What commands print: text for people, or one JSON value for programs."""
+"""Output of commands: text for people, or one JSON value for programs."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def print_json(value: object) -> None:
 
 
 def write(file: Path, content: bytes, option: str) -> None:
-    """Writes what `option` asks for. BadParameter if it cannot be written."""
+    """Writes the file that `option` names. Raises BadParameter if it cannot be written."""
     try:
         file.write_bytes(content)
     except OSError as error:

@@ -38,12 +38,12 @@ Quick = Annotated[bool, typer.Option("--quick", help="of a bench, a few of the c
 
 
 _MOST_SHOWN = 12  # cases in a message
-_MACHINERY = ("<frozen importlib", importlib.__file__)  # between a call of import and the file's first line
+_MACHINERY = ("<frozen importlib", importlib.__file__)  # frames between an import and the file's first line
 
 
 def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph]:
-    """Graphs by name. BadParameter for what is not there. What the user's own code raises is shown from there on, and
-    ends the command with FAULT."""
+    """Graphs by name. Raises BadParameter for a subject that does not exist. An exception in the user's own code is
+    printed with its frames only, and ends the command with FAULT."""
     if ":" in subject:
         if cases or quick:
             raise typer.BadParameter(f"{subject} is no bench and has no cases", param_hint="--case, --quick")
@@ -59,7 +59,7 @@ def graphs(subject: str, cases: Sequence[str], quick: bool) -> dict[str, pygraph
 
 
 def find_bench(name: str, others: Iterable[str] = ()) -> Bench:
-    """others: names that are accepted beside those of benches."""
+    """The bench of this name. others: names in the error in addition to those of benches."""
     from graphfuse.benchmarks.benches import BENCHES
 
     if name not in BENCHES:
@@ -68,7 +68,7 @@ def find_bench(name: str, others: Iterable[str] = ()) -> Bench:
 
 
 def planner(graph: pygraph, device: Device | None) -> Planner:
-    """The planner of a graph for a device that need not be there, whatever device it was made for; None for that."""
+    """The planner of a graph for `device`, which need not be present; None for the graph's own device."""
     from graphfuse.planning.planner import Planner
     from graphfuse.runtime.handle import Handle
 
@@ -77,7 +77,7 @@ def planner(graph: pygraph, device: Device | None) -> Planner:
 
 
 def _some(name: str, known: Collection[str], bench: str) -> str:
-    """Cases to take in the place of a name: all, or if they are many, those that are most like it."""
+    """Cases to suggest instead of a name: all, or if they are many, the most similar."""
     if len(known) <= _MOST_SHOWN:
         return ", ".join(map(repr, known))
     near = difflib.get_close_matches(name, known, n=3, cutoff=0)
@@ -99,7 +99,7 @@ def _returned(subject: str) -> pygraph:
         raise typer.BadParameter(f"{place} has no function {name!r}; there are: {', '.join(there) or 'none'}")
     if needed := _needed(function):
         raise typer.BadParameter(f"{subject} needs {', '.join(needed)}; accepted: a function without arguments")
-    with _users_own(place):  # which may import what it needs only now
+    with _users_own(place):  # the function may import modules only now
         graph = function()
     if not isinstance(graph, pygraph):
         raise typer.BadParameter(f"{subject} returned {graph!r}; accepted: a graphfuse.pygraph")
@@ -108,9 +108,9 @@ def _returned(subject: str) -> pygraph:
 
 @contextmanager
 def _users_own(place: str) -> Iterator[None]:
-    """The user's code finds modules beside its file, or in the working directory. Its exceptions are told without what
-    lies above it; those of graphfuse pass."""
-    folder = str(Path(place).resolve().parent) if place.endswith(".py") else ""  # as of python FILE, python -m MODULE
+    """Context for the user's code. It finds modules next to its file or in the working directory. Its exceptions are
+    printed without frames of graphfuse; exceptions of graphfuse pass."""
+    folder = str(Path(place).resolve().parent) if place.endswith(".py") else ""  # like python FILE, python -m MODULE
     sys.path.insert(0, folder)
     try:
         yield
@@ -123,16 +123,16 @@ def _users_own(place: str) -> Iterator[None]:
         typer.echo("".join(traceback.format_exception(error.with_traceback(above))).rstrip(), err=True)
         raise typer.Exit(exits.FAULT) from error
     finally:
-        with suppress(ValueError):  # it may have been taken out
+        with suppress(ValueError):  # it may have been removed
             sys.path.remove(folder)
 
 
 def _needed(function: Callable[..., object]) -> list[str]:
-    """Arguments that a call must give."""
+    """Names of required parameters."""
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of C, which says nothing
+    except ValueError:  # a C function without a signature
         return []
     return [p.name for p in parameters if p.default is p.empty and p.kind in named]
 
@@ -144,12 +144,12 @@ def _module(place: str) -> ModuleType:
         if not path.is_file() or spec is None or spec.loader is None:
             raise typer.BadParameter(f"there is no file {place}")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # where its dataclasses and pickles look for it
+        sys.modules[path.stem] = module  # dataclasses and pickle look for the module there
         spec.loader.exec_module(module)
         return module
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # found, but something that it imports is not
+            raise  # the module was found, but not one of its imports
         raise typer.BadParameter(f"there is no module {place!r}") from None
