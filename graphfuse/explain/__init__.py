@@ -26,7 +26,7 @@ FORMATS: Mapping[str, Callable[[Account], str]] = {
     "dot": dot,
     "html": html,
 }
-"""What writes an account down as text, by the name of the format."""
+"""Functions from an account to text, by the name of the format."""
 
 __all__ = [
     "FORMATS",

@@ -1,4 +1,4 @@
-"""A graph and its plans as plain data. Every format is a function of it."""
+"""``Account``: a graph and its plans as plain data. Every format is a function of it."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from graphfuse.planning.traffic import Traffic
 class TensorEntry:
     """A tensor that a node reads or writes.
 
-    role: "input", "output", "virtual", or "scalar" for what is passed by value or constant.
-    dtype: for a virtual tensor what its readers get.
-    nbytes: of its elements, each counted once, however often a stride of 0 repeats it; 0 for a scalar.
+    role: "input", "output", "virtual", or "scalar" for a constant or a tensor passed by value.
+    dtype: for a virtual tensor the type that its readers get.
+    nbytes: of its elements, each counted once, even if a stride of 0 repeats it; 0 for a scalar.
     value: a constant's.
     """
 
@@ -27,7 +27,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node. reads, writes: tensors by port. traffic: that of a kernel which runs this node alone."""
+    """A node. reads, writes: tensors by port. traffic: of a kernel that runs this node alone."""
 
     name: str
     op: str
@@ -44,9 +44,9 @@ class RegionEntry:
     engine: its name.
     knobs: engine and knobs as plans name them.
     pattern: that found them; empty if none did.
-    fused: whether they run as one; else one by one.
-    why: where the knobs come from.
-    traffic: what the region moves.
+    fused: whether they run as one kernel or call; otherwise they run one by one.
+    why: the source of the knobs.
+    traffic: bytes that the region moves.
     """
 
     engine: str
@@ -60,7 +60,7 @@ class RegionEntry:
 
 @dataclass(frozen=True)
 class MatchEntry:
-    """Nodes that a pattern matches. why: what keeps it from describing them; None if it does."""
+    """Nodes that a pattern matches. why: the reason why its facts cannot describe them; None if they can."""
 
     pattern: str
     nodes: tuple[int, ...]
@@ -69,7 +69,7 @@ class MatchEntry:
 
 @dataclass(frozen=True)
 class VerdictEntry:
-    """Answer of an engine about some nodes. why: its reason against; None if it can run them."""
+    """Decision of an engine about some nodes. why: its reason to decline; None if it can run them."""
 
     engine: str
     nodes: tuple[int, ...]
@@ -78,8 +78,8 @@ class VerdictEntry:
 
 @dataclass(frozen=True)
 class ModeEntry:
-    """Result of one heuristic mode. uncovered: nodes that no engine takes. regions: what decided which matches are
-    fused; empty where no pattern matches."""
+    """Result of one heuristic mode. uncovered: nodes that no engine accepts. regions: what decided which matches are
+    fused; empty if no pattern matches."""
 
     mode: str
     verdicts: tuple[VerdictEntry, ...]
@@ -89,7 +89,7 @@ class ModeEntry:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """A plan. state: "selected", "available" or "barred". reason: why it is barred."""
+    """A plan. state: "selected", "available" or "barred". reason: the reason why it is barred."""
 
     index: int
     name: str
@@ -100,17 +100,17 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Account:
-    """Account of what planning made of a graph.
+    """Account of the planning of a graph.
 
-    device: as ``Device`` prints, or the architecture of one that is not here.
-    matches, misfits: of patterns whose facts describe what they match, and of others.
+    device: as ``Device`` prints, or the architecture of a device that is not present.
+    matches, misfits: of patterns whose facts describe their match, and of others.
     unmatched: nodes that no pattern matches.
-    shown: index of the plan that `regions` and `notes` are of: the selected one, else the first that may be used; None
-        if there is none.
+    shown: index of the plan that `regions` and `notes` describe: the selected one, otherwise the first usable one; None
+    if there is none.
     regions: in the order in which they run.
-    apart: why they are several: of each two that pass a tensor on or read the same.
-    rank: what decided between engines for these.
-    left_out: why installed plug-ins are not used, a line each.
+    apart: reasons why regions are separate, for each two that share a tensor.
+    rank: what decided between engines for these regions.
+    left_out: reasons why installed plug-ins are not used, a line each.
     """
 
     graph: str
@@ -149,17 +149,17 @@ class Account:
         return next(t for t in self.tensors if t.id == number)
 
     def names(self, nodes: tuple[int, ...]) -> str:
-        """The names of nodes, as they may be shown."""
+        """The names of nodes, in printable form."""
         return ", ".join(printable(self.nodes[i].name) for i in nodes)
 
 
 def printable(name: str) -> str:
-    """A name that a user gave, without characters that a terminal or a document would take for more than text."""
+    """A user's name without characters that a terminal or a document would interpret."""
     return name if name.isprintable() else repr(name)
 
 
 def count(n: int) -> str:
-    """Bytes, short: 1.5 MiB."""
+    """Bytes in short form, such as 1.5 MiB."""
     size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]

@@ -1,4 +1,4 @@
-"""What every drawing of an account shows: boxes, arrows between them, and one colour for each engine."""
+"""Elements of drawings of an account: boxes, arrows between them, and one colour for each engine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from graphfuse.explain.account import Account, RegionEntry, TensorEntry, count, 
 
 @dataclass(frozen=True)
 class Colour:
-    """fill: of a region's ground. line: of its edge."""
+    """Colours of a region. fill: of its background. line: of its border."""
 
     fill: str
     line: str
 
 
 _GREY = Colour("#eeeeee", "#5c5c5c")
-"""Of what runs node by node."""
+"""Colour of regions that run node by node."""
 
-# Told apart by most colour-blind readers (after Okabe and Ito), pale enough for black text.
+# Distinguishable for most colour-blind readers (after Okabe and Ito), pale enough for black text.
 _FUSED = (
     Colour("#d6ecfa", "#0b5d94"),
     Colour("#d5f0e4", "#00694d"),
@@ -36,19 +36,19 @@ def colours(account: Account) -> dict[str, Colour]:
 
 
 def tensors(account: Account) -> Iterator[tuple[str, str]]:
-    """(box, label) of each tensor that execute gets a value for."""
+    """Pairs (box, label) of each tensor that execute gets a value for."""
     for t in account.tensors:
         if _drawn(t):
             yield f"t{t.id}", f"{printable(t.name)} {t.dtype} {list(t.dim)}"
 
 
 def nodes(account: Account, which: tuple[int, ...]) -> Iterator[tuple[str, str]]:
-    """(box, label of two lines) of each node."""
+    """Pairs (box, label of two lines) of each node."""
     return ((f"n{i}", f"{printable(account.nodes[i].name)}\n{account.nodes[i].op}") for i in which)
 
 
 def alone(account: Account) -> tuple[int, ...]:
-    """Numbers of the nodes that no region has."""
+    """Numbers of the nodes in no region."""
     placed = {i for region in account.regions for i in region.nodes}
     return tuple(i for i in range(len(account.nodes)) if i not in placed)
 
@@ -59,7 +59,8 @@ def title(region: RegionEntry) -> str:
 
 
 def arrows(account: Account) -> Iterator[tuple[str, str, str]]:
-    """(box, port, box) of what nodes read, then (box, "", box) of what they write; without constants."""
+    """Triples (box, port, box) of the tensors that nodes read, then (box, "", box) of those that they write; without
+    constants."""
     boxes = {t: f"n{i}" for i, node in enumerate(account.nodes) for _, t in node.writes}
     boxes |= {t.id: f"t{t.id}" for t in account.tensors if _drawn(t)}
     for i, node in enumerate(account.nodes):

@@ -12,11 +12,9 @@ if TYPE_CHECKING:
 
 
 class Explanation(Account):
-    """Explanation of what planning made of a graph; frozen, and independent of the graph from then on.
-
-    ``print`` and a prompt give its text, ``rich.print`` a tree, the end of a notebook's cell a flowchart. Other formats
-    are the functions of ``graphfuse.explain``.
-    """
+    """Explanation of the planning of a graph; frozen, and independent of later changes of the graph. ``print`` and a
+    prompt show its text, ``rich.print`` a tree, the end of a notebook's cell a flowchart. Other formats are the
+    functions of ``graphfuse.explain``."""
 
     def __str__(self) -> str:
         return text(self)
@@ -27,6 +25,6 @@ class Explanation(Account):
         return tree(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Forms of the explanation by type, for Jupyter; JupyterLab 4.1, Notebook 7.1 and later draw Mermaid. include,
-        exclude: left to it."""
+        """Forms of the explanation by MIME type, for Jupyter. JupyterLab 4.1, Notebook 7.1 and later draw Mermaid.
+        include, exclude: ignored."""
         return {"text/plain": text(self), "text/markdown": f"```mermaid\n{mermaid(self)}\n```"}

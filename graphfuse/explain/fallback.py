@@ -1,11 +1,11 @@
-"""Why a plan uses the reference engine."""
+"""``fallback``: the reason why a plan uses the reference engine."""
 
 from graphfuse.explain.account import Account
 
 
 def fallback(account: Account) -> str | None:
-    """The nodes that the plan shown runs one by one, and the reasons, those of plans that were passed over too; None if
-    it runs none so."""
+    """The nodes that the shown plan runs one by one, with the reasons, including those of plans passed over; None if
+    there are no such nodes."""
     alone = {i for region in account.regions if not region.fused for i in region.nodes}
     if not alone:
         return None

@@ -1,4 +1,4 @@
-"""An account in DOT, the language of graphviz, and as the SVG that graphviz draws of it."""
+"""An account in DOT, the language of graphviz, and as the SVG that graphviz renders."""
 
 import shutil
 import subprocess
@@ -9,7 +9,8 @@ from graphfuse.explain.account import Account, count, printable
 
 
 def dot(account: Account) -> str:
-    """A cluster for each region, coloured by engine; nodes as boxes, tensors of the variant pack as ellipses."""
+    """DOT source with a cluster for each region, coloured by engine; nodes as boxes, tensors of the variant pack as
+    ellipses."""
     title = f"graph {printable(account.graph)} on {account.device} ({account.device_name})"
     if account.shown is not None:
         moved = f"{count(account.after.total)}; one kernel a node: {count(account.before.total)}"
@@ -33,7 +34,7 @@ def dot(account: Account) -> str:
 
 
 def svg(account: Account) -> str:
-    """The picture that graphviz's program `dot` draws; GraphvizError where it is not installed, or fails."""
+    """The SVG that graphviz's program `dot` renders. Raises GraphvizError if it is not installed, or fails."""
     program = shutil.which("dot")
     if program is None:
         raise GraphvizError(
@@ -51,7 +52,7 @@ def _boxes(account: Account, nodes: tuple[int, ...]) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """`value` in quotation marks, so that graphviz shows it and reads nothing into it."""
+    """`value` in quotation marks, escaped for graphviz."""
     for plain, written in (("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
         value = value.replace(plain, written)
     return f'"{value}"'

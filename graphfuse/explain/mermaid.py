@@ -7,7 +7,8 @@ from graphfuse.explain.account import Account
 
 
 def mermaid(account: Account) -> str:
-    """A subgraph for each region, coloured by engine; nodes as boxes, tensors of the variant pack as rounded ones."""
+    """Mermaid source with a subgraph for each region, coloured by engine; nodes as boxes, tensors of the variant pack
+    as rounded boxes."""
     lines = ["flowchart TD"]
     lines += [f'  {box}(["{_text(label)}"])' for box, label in chart.tensors(account)]
     for n, region in enumerate(account.regions):
@@ -27,5 +28,5 @@ def _boxes(account: Account, nodes: tuple[int, ...]) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """`value` so that Mermaid shows it and reads nothing into it: by number what is no letter, digit or plain mark."""
+    """`value` escaped for Mermaid: special characters as character codes."""
     return re.sub(r"[^\w .,:()\[\]-]", lambda m: "<br/>" if m[0] == "\n" else f"#{ord(m[0])};", value)

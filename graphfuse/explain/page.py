@@ -8,7 +8,7 @@ from graphfuse.explain.mermaid import mermaid
 from graphfuse.explain.tree import plain_tree
 
 _NO_XML = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Control characters, which XML has no place for at all."""
+"""Characters that XML does not allow."""
 _MERMAID = "https://cdn.jsdelivr.net/npm/mermaid@11/dist/mermaid.esm.min.mjs"
 
 _PAGE = """<!DOCTYPE html>
@@ -30,7 +30,7 @@ _PAGE = """<!DOCTYPE html>
 
 
 def html(account: Account) -> str:
-    """The page, as well-formed XML too. Its only script is Mermaid, which the browser fetches."""
+    """The page, which is also well-formed XML. Its only script is Mermaid, which the browser fetches."""
     title = f"graph {printable(account.graph)} on {account.device} ({account.device_name})"
     parts = {"title": title, "chart": mermaid(account), "tree": plain_tree(account)}
     return _PAGE.format(mermaid=_MERMAID, **{name: escape(_NO_XML.sub("\ufffd", part)) for name, part in parts.items()})

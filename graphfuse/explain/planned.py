@@ -1,4 +1,4 @@
-"""Reads the account from a planner. Nothing is planned or compiled for it."""
+"""``explained``: the account of a planner. Nothing is planned or compiled for it."""
 
 from graphfuse.explain.account import (
     MatchEntry,
@@ -18,7 +18,7 @@ from graphfuse.tuned_tables.ranking import rank
 
 
 def explained(planner: Planner) -> Explanation:
-    """Explanation of what planning made of the graph so far; also of a graph that cannot be run."""
+    """Explanation of the planning of a graph so far, including a graph that cannot run."""
     graph = planner.graph
     shown = planner.chosen
     if shown is None:
@@ -56,7 +56,7 @@ def _node(graph: FrozenGraph, node: Node) -> NodeEntry:
 
 def _region(part: Part) -> RegionEntry:
     subgraph = part.region.subgraph
-    # What serves any subgraph runs it node by node.
+    # An engine that accepts any subgraph runs it node by node.
     fused = part.engine.facts is not Subgraph
     moved = traffic.fused(subgraph) if fused else traffic.apart(subgraph)
     return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, moved)

@@ -6,7 +6,7 @@ import json as codec
 from graphfuse.explain.account import Account
 
 VERSION = 1
-"""Counted up where a reader of the one before would misread it."""
+"""Version of the format. It is incremented if readers of the previous version would misread it."""
 
 
 def json(account: Account) -> str:

@@ -1,4 +1,4 @@
-"""An account in words: what matched, which engines declined and why, what was chosen and why."""
+"""An account as text: matches, engines that declined and why, the chosen plan and why."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from graphfuse.planning.traffic import Traffic
 
 
 def text(account: Account) -> str:
-    """Plain text of several lines, without a line break at the end."""
+    """The account as text of several lines, without a line break at the end."""
     lines = [title(account)]
     for heading, about in sections(account):
         lines += [heading, *(f"  {line}" for line in about)]
@@ -17,12 +17,12 @@ def text(account: Account) -> str:
 
 
 def title(account: Account) -> str:
-    """The first line."""
+    """The first line of the text."""
     return f"graph {account.graph!r} on {account.device} ({account.device_name}), {counted(len(account.nodes), 'node')}"
 
 
 def sections(account: Account) -> Iterator[tuple[str, list[str]]]:
-    """(heading, lines) of each section."""
+    """Pairs (heading, lines) of each section."""
     found = [f"{m.pattern} matches {account.names(m.nodes)}" for m in account.matches]
     found += [_misfit(account, m) for m in account.misfits]
     yield (

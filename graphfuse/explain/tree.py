@@ -1,4 +1,4 @@
-"""An account as a tree for the terminal, by rich."""
+"""An account as a tree of rich, for the terminal."""
 
 import io
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def tree(account: Account) -> "Tree":
-    """The regions with their nodes, then the sections of the text, for ``rich.print``. Names stand as they are: none is
-    taken for markup."""
+    """The regions with their nodes, then the sections of the text, for ``rich.print``. Names are never interpreted as
+    markup."""
     from rich.text import Text
     from rich.tree import Tree
 
