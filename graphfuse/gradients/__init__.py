@@ -1,1 +1,1 @@
-"""Gradients of graphs, by the rules of their ops: ``differentiate``."""
+"""Gradients of graphs by the rules of their ops: ``differentiate``."""

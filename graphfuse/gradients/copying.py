@@ -1,4 +1,4 @@
-"""A copy of a graph, to be changed where the user's own stays as it is."""
+"""Copies of graphs and tensors, which can be changed independently of the user's graph."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ Attributes = dict[str, object]
 
 
 def copied(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> tuple[pygraph, dict[Tensor, Tensor]]:
-    """A validated graph again, and its tensors by those of the first. attributes: of the copy of a node."""
+    """A copy of a validated graph, and the copies by the original tensors. attributes: those of a node's copy."""
     made = pygraph(
         graph.name,
         graph.io_data_type,
@@ -34,7 +34,7 @@ def copied(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> t
 
 
 def leaf(graph: pygraph, t: Tensor) -> Tensor:
-    """A tensor of `graph` that calls give, or a constant, like one of another graph."""
+    """A tensor of `graph` like one of another graph: an input, or a constant."""
     if t.value is not None:
         return graph.tensor_scalar(t.value, t.get_data_type(), t.get_name())
     return graph.tensor_like(t, t.get_name()).set_is_virtual(False)

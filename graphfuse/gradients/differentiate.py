@@ -1,4 +1,4 @@
-"""``differentiate``: from a graph its training forward, and the backward that reads what forward keeps."""
+"""``differentiate``: the training forward of a graph, and the backward graph that reads what forward keeps."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops.pullback import NoRule
 
 DIFFERENTIABLE = (data_type.FLOAT, data_type.BFLOAT16, data_type.HALF, data_type.DOUBLE)
-"""Types of tensors that have a gradient, which has the same."""
+"""Types of tensors that have a gradient; it has the same type."""
 
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
-    """Two graphs, validated, neither built.
+    """Two validated graphs, neither built.
 
-    forward: the graph again, with an output more for each value that is kept and was none. Norms are in their TRAINING
-        phase.
-    backward: reads gradients and what is kept, writes gradients. Each tensor that it keeps has the name, shape and type
-        that it has in `forward`.
-    kept: names of the tensors of `forward`, inputs and outputs, that `backward` reads.
-    given: by the name of an output, the tensor of `backward` that gets its gradient, called dNAME; without outputs that
-        no tensor of `wrt` changes.
+    forward: the graph with an additional output for each kept value that is not one already. Norms are in their
+    TRAINING phase.
+    backward: reads gradients and kept values, writes gradients. Each kept tensor has the same name, shape and type as
+    in `forward`.
+    kept: names of the inputs and outputs of `forward` that `backward` reads.
+    given: by the name of an output, the tensor of `backward` that receives its gradient, called dNAME; without outputs
+    that do not depend on `wrt`.
     gradients: by the name of a tensor of `wrt`, the output of `backward` that is its gradient, called dNAME.
     """
 
@@ -49,19 +49,20 @@ def differentiate(
     wrt: Sequence[Tensor | str],
     kept: Sequence[Tensor | str] = (),
 ) -> Differentiated:
-    """The graph for training, and the graph of its gradients, by the rules of its ops (``Op.vjp``).
+    """The training forward of a graph, and the graph of its gradients, by the rules of its ops (``Op.vjp``).
 
-    graph: validated, or it is validated here; it stays as it is. outputs, wrt, kept: tensors of it, or their names.
-    outputs: those whose gradients are given. wrt: those whose gradients are made, each in its tensor's shape, strides
-    and type. Nothing else is drawn.
+    graph: validated here if it is not; it is not changed. outputs, wrt, kept: tensors of it, or their names. outputs:
+    tensors whose gradients are given. wrt: tensors whose gradients are computed, each with its tensor's shape, strides
+    and type. Nothing else is computed.
 
-    Backward reads inputs of the graph, values with fewer elements than what they were computed of (one a row, of a
-    norm), results of products, convolutions and attention, and outputs, unless all that these are made of is read
-    anyway, or they have less than 16 bits. Everything else it computes again, unrounded. kept: more tensors that it
-    reads in place of that.
+    Backward reads inputs of the graph, values with fewer elements than their operands (such as one per row, of a norm),
+    results of products, convolutions and attention, and outputs. It does not read an output if it reads everything that
+    the output is computed from, or if the output has less than 16 bits. Everything else is computed again, unrounded.
+    kept: more tensors that it reads instead of computing them.
 
-    GraphNotSupportedError: a node between has no gradient, or a tensor of `wrt` does not change any of `outputs`; it
-    names both. GraphTypeError, GraphValidationError: a tensor is none of the graph's, or its type has no gradient.
+    Raises GraphNotSupportedError if a node between has no gradient, or if no output depends on a tensor of `wrt`; it
+    names both. Raises GraphTypeError or GraphValidationError if a tensor is not the graph's, or its type has no
+    gradient.
     """
     if not isinstance(graph, pygraph):
         raise GraphTypeError(f"differentiate: graph must be a pygraph, got {type(graph).__name__}")
@@ -113,10 +114,8 @@ def differentiate(
 
 
 class _Drawing:
-    """A backward graph, and what it reads.
-
-    more: tensors that are kept, whatever the rule says. again: outputs that are not.
-    """
+    """A backward graph, and the tensors that it reads. more: tensors that are kept regardless of the rule. again:
+    outputs that are not kept."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class _Drawing:
             f"{forward.name}_backward",
             compute_data_type=forward.compute_data_type,
             handle=forward.handle,
-            intermediate_rounding="declared",  # which no tensor on the way has a type for
+            intermediate_rounding="declared",  # no intermediate tensor declares a type, so nothing is rounded
         )
         self.read: dict[Tensor, Tensor] = {}
         self.given = {t: self._like(t, f"d{t.get_name()}") for t in outputs}
@@ -141,14 +140,16 @@ class _Drawing:
         self._drop_what_goes_nowhere()
 
     def needless(self) -> frozenset[Tensor]:
-        """Whole outputs that are read though all that they are made of is read, too."""
+        """Outputs that backward reads although it also reads everything that they are computed from, except reduced
+        values."""
         found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
         found = (t for t in found if self.producers[t].op.recomputed and not _is_reduced(self.producers[t], t))
         sources = self._sources()
         return frozenset(t for t in found if sources[t] <= self.read.keys() - {t})
 
     def _drop_what_goes_nowhere(self) -> None:
-        """Leaves out what was drawn for a gradient that did not go on: that of a norm's statistics, on to its scale."""
+        """Removes nodes for a gradient that was not used, such as that of a norm's statistics with respect to its
+        scale."""
         live, nodes = set(self.gradients.values()), list[NodeRecord]()
         for node in reversed(self.graph.nodes):
             if not live.isdisjoint(node.outputs.values()):
@@ -176,7 +177,7 @@ class _Drawing:
         return fit or not node.op.recomputed
 
     def _sources(self) -> Mapping[Tensor, frozenset[Tensor]]:
-        """Tensors in memory that each tensor is computed of which a node makes."""
+        """Kept tensors that each node's output is computed from, by output."""
         found: dict[Tensor, frozenset[Tensor]] = {}
         for node in self.forward.nodes:
             made = [t for port, t in node.outputs.items() if port not in node.absent]
@@ -187,11 +188,11 @@ class _Drawing:
         return found
 
     def _like(self, t: Tensor, name: str) -> Tensor:
-        """Tensor of the backward graph that calls give, or that it writes, of the shape and type of one of forward."""
+        """Input or output of the backward graph, with the shape and type of a tensor of forward."""
         return _without_overlap(self.graph.tensor_like(t, name).set_is_virtual(False))
 
     def finished(self) -> Differentiated:
-        """Graphs in which everything is named, typed and validated."""
+        """The result, with graphs in which all tensors are named, typed and validated."""
         for t in self.wrt:
             if t not in self.gradients:
                 raise GraphNotSupportedError(self._why_none(t))
@@ -212,7 +213,7 @@ class _Drawing:
         )
 
     def _name_apart(self) -> None:
-        """Renames what nodes make that is called as what is kept, which has the names of its graph."""
+        """Renames intermediate tensors that have the name of a kept tensor, which keeps its own."""
         names = {t.get_name() for t in self.read.values()}
         for t in (t for node in self.graph.nodes for t in node.outputs.values() if t.get_is_virtual()):
             name = t.get_name()
@@ -221,7 +222,8 @@ class _Drawing:
             t.set_name(name)
 
     def _check_names(self) -> None:
-        """Callers find tensors of backward by their names."""
+        """Raises GraphValidationError if two tensors in memory have one name: callers find tensors of backward by
+        name."""
         names = [t.get_name() for t in self.graph.tensors if t.value is None and not t.get_is_virtual()]
         for name in names:
             if names.count(name) > 1:
@@ -235,7 +237,7 @@ class _Drawing:
         taken = any(grad in node.inputs.values() for node in self.graph.nodes)
         shared = list(self.gradients.values()).count(grad) > 1
         if taken or shared or grad in self.given.values():
-            grad = self.graph.identity(grad)  # what is read is not rounded
+            grad = self.graph.identity(grad)  # a gradient that is read must not be rounded
         grad.set_output(True).set_name(f"d{t.get_name()}").set_data_type(t.get_data_type())
         return _without_overlap(grad.set_dim(t.get_dim()).set_stride(t.get_stride()))
 
@@ -253,13 +255,13 @@ class _Drawing:
 
 
 def _is_reduced(node: NodeRecord | None, t: Tensor) -> bool:
-    """True if a node computes a tensor of more elements than it has."""
+    """True if a node computes a tensor from one with more elements."""
     if node is None or node.op.moved:
         return False
     return prod(t.get_dim()) < max(prod(source.get_dim()) for source in node.inputs.values())
 
 
 def _without_overlap(t: Tensor) -> Tensor:
-    """The tensor, in row-major order where its strides would have elements share an address."""
+    """The tensor, in row-major order if its elements would share addresses."""
     overlaps = any(extent > 1 and not stride for extent, stride in zip(t.get_dim(), t.get_stride(), strict=True))
     return t.set_stride(packed_stride(t.get_dim())) if overlaps else t

@@ -1,6 +1,7 @@
-"""From a graph and the gradients of some of its tensors to the gradients of others: the chain rule, drawn as nodes.
+"""The chain rule on graphs: from gradients of some tensors, nodes for the gradients of others.
 
-It works for any graph to draw into and any choice of what is kept: ``differentiate`` and operators of torch use it.
+It is independent of the graph that it builds and of the choice of kept values: ``differentiate`` and operators of torch
+use it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ Value = Tensor | float
 
 @dataclass(eq=False)
 class Walk:
-    """Draws gradients of `forward`, a validated graph, into `graph`.
+    """Builds gradients of `forward`, a validated graph, in `graph`.
 
-    kept: the tensor of `graph` that has the value of a tensor of `forward`, or None where it is computed again.
-    rounds: whether what is computed again is rounded to the types that `forward` declares. Where it is not, a maximum
-    may be none of the values, and a mean that is kept not theirs.
+    kept: function that returns the tensor of `graph` with the value of a tensor of `forward`, or None to compute it
+    again.
+    rounds: whether recomputed values are rounded to the types that `forward` declares. Without rounding, a kept maximum
+    may equal none of the recomputed values, and a kept mean may not be their mean.
     """
 
     forward: Recorded
@@ -46,8 +48,9 @@ class Walk:
     _inferred: int = 0
 
     def gradients(self, given: Mapping[Tensor, Tensor], wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
-        """Gradients of those of `wanted` that have one, each in its tensor's shape. given: gradients, tensors of
-        `graph`, by tensors of `forward`. GraphNotSupportedError names a node on the way that has none."""
+        """Gradients of the `wanted` tensors that have one, each in its tensor's shape. given: gradients, tensors of
+        `graph`, by tensors of `forward`. Raises GraphNotSupportedError, naming the node, if a node on the way has no
+        gradient."""
         active = self.active(wanted)
         found: dict[Tensor, Tensor] = dict(given)
         for node in reversed(self.forward.nodes):
@@ -59,7 +62,7 @@ class Walk:
         return {t: self.expanded(found[t], tuple(t.get_dim())) for t in wanted if t in found}
 
     def value(self, t: Tensor) -> Value:
-        """Value of a tensor of `forward`: kept, or computed again."""
+        """Value of a tensor of `forward`: kept or computed again."""
         if t not in self._values:
             found = t.value if t.value is not None else self.kept(t)
             if found is None:
@@ -76,24 +79,25 @@ class Walk:
 
     @cached_property
     def _chooses(self) -> bool:
-        """True if elements are compared with what was chosen of them: backward has to make the same bits."""
+        """True if a reduction chooses elements: backward compares them with the choice, so it must compute the same
+        bits."""
         modes = (node.attributes.get("mode") for node in self.forward.nodes if node.op.name == "reduction")
         return any(mode in _CHOOSING for mode in modes)
 
     def dim(self, t: Tensor) -> tuple[int, ...]:
-        """Shape of a tensor of `graph`, as far as it is drawn."""
+        """Shape of a tensor of `graph`, inferred from the nodes built so far."""
         new = self.graph.nodes[self._inferred :]
         self._inferred = len(self.graph.nodes)
         for node in new:
             for made in node.outputs.values():
-                # Nothing is rounded on the way, and no sum to FLOAT where all is computed in DOUBLE.
+                # Intermediate tensors are not rounded, and sums stay DOUBLE if everything is computed in DOUBLE.
                 if made.get_is_virtual() and made.get_data_type() is data_type.NOT_SET:
                     made.set_data_type(node.compute)
             infer(self.graph, node)
         return tuple(t.get_dim())
 
     def expanded(self, grad: Value, dim: tuple[int, ...]) -> Tensor:
-        """A gradient in a shape that it is the same along."""
+        """A gradient, expanded to a shape along whose other axes it is constant."""
         if isinstance(grad, Tensor) and self.dim(grad) == dim:
             return grad
         if not isinstance(grad, Tensor):
@@ -102,7 +106,7 @@ class Walk:
         return self.graph.expand(grad).set_dim(dim)
 
     def active(self, wanted: Collection[Tensor]) -> set[Tensor]:
-        """`wanted`, and all that is made from it in a way that has gradients."""
+        """`wanted`, and all tensors that depend on it differentiably."""
         active = set(wanted)
         for node in self.forward.nodes:
             reached = [port for port, t in node.inputs.items() if t in active]
@@ -113,7 +117,7 @@ class Walk:
     def _pulled_back(
         self, node: NodeRecord, grads: Mapping[str, Tensor], asked: frozenset[str]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gradients of those inputs of a node that are asked for."""
+        """Gradients of the requested inputs of a node."""
         pullback = self._pullback(node, grads, asked)
         (made, *_) = (tuple(node.outputs[port].get_dim()) for port in grads)
         for port, t in node.inputs.items():
@@ -147,10 +151,8 @@ class Walk:
         )
 
     def _summed(self, grad: Tensor, dim: tuple[int, ...], made: tuple[int, ...]) -> Tensor:
-        """Gradient of an input of this shape, which was broadcast where `grad` has more elements.
-
-        made: the shape of a pointwise node's output, which `grad` is the same for along axes where it has extent 1.
-        """
+        """Gradient of an input of this shape, summed along axes where the input was broadcast. made: the shape of a
+        pointwise node's output; `grad` is constant along its axes if it has extent 1 there."""
         has = self.dim(grad)
         target, wide = aligned(dim, len(has)), aligned(made, len(has)) if made else has
         if any(t == 1 and h != 1 for t, h in zip(target, has, strict=True)):
@@ -162,7 +164,7 @@ class Walk:
         return grad if len(dim) == len(has) else self.graph.reshape(self.expanded(grad, target)).set_dim(dim)
 
     def _compute(self, node: NodeRecord, t: Tensor) -> None:
-        """Draws a node again, or what of it `t` needs."""
+        """Adds a copy of a node to `graph`, or only the nodes that `t` requires."""
         with self._computing_in(node.compute):
             (port,) = (port for port, made in node.outputs.items() if made is t)
             if port in node.op.again and not (node.op.pointwise and self._chooses):
