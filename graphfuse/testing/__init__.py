@@ -1,7 +1,7 @@
-"""Checking plug-ins: ``check(graph_or_plugin)`` runs an engine's work against the reference and under sanitizers.
+"""Checks of plug-ins: ``check(graph_or_plugin)`` compares an engine with the reference, also under sanitizers.
 
-It needs a C++ compiler. NVRTC and a GPU add checks; the report says what was left out without them. Passing is not a
-proof: the check looks at many small problems, as a careful author would.
+It requires a C++ compiler. NVRTC and a GPU add checks; without them the report says what was omitted. Passing is not a
+proof: the check runs many small problems, as a careful author would.
 """
 
 from graphfuse.testing.checking import check

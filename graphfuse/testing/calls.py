@@ -1,4 +1,4 @@
-"""Runs an engine's work as execute does: of engines that run from Python, and of any engine on a GPU."""
+"""Runs of an engine as by ``execute``: for engines that run from Python, and for any engine on a GPU."""
 
 from graphfuse.base.errors import GraphfuseError, KernelFaultError
 from graphfuse.planning.planner import Planner
@@ -9,7 +9,7 @@ from graphfuse.testing.valued import ValuedGraph
 
 
 def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
-    """Fault of what the part computes; None if there is none."""
+    """Fault of the part's results; None if there is none."""
     graph, where = one.case.graph, one.device.memory
     valued = ValuedGraph(torch, graph, seed)
     pack: dict[int, object] = {}
@@ -20,7 +20,7 @@ def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> s
             continue
         content = valued.memory(t, t.id not in graph.producer)
         memory = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8).to(where, copy=True)
-        # What is allocated is aligned to more than any access; the tensor's own alignment is enough.
+        # Allocations are aligned to more than any access requires; the tensor's declared alignment must be enough.
         room = torch.empty(memory.numel() + 256, dtype=torch.uint8, device=where)
         start = -room.data_ptr() % 256 + t.alignment % 256
         buffers[t.id] = room[start : start + memory.numel()].copy_(memory)

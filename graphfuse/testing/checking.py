@@ -1,4 +1,4 @@
-"""The check itself: a subject goes through every stage, to a report."""
+"""``check``: runs all stages on a subject and returns the report."""
 
 import functools
 import itertools
@@ -21,8 +21,8 @@ from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALA
 
 TOLERANCE = 2e-5
 _Named = TypeVar("_Named", Taken, gradients.GradientProblem)
-_ENOUGH = 3  # mistakes of one stage; more say the same again
-_SMALL = 1 << 10  # elements, of what is run under ThreadSanitizer: it takes a millisecond a thread
+_ENOUGH = 3  # mistakes after which a stage stops: more are usually the same
+_SMALL = 1 << 10  # most elements under ThreadSanitizer, which takes a millisecond per thread
 
 
 def check(
@@ -41,18 +41,18 @@ def check(
     """Check engines against the reference and under sanitizers, on problems made of graphs.
 
     what: a ``pygraph``, to check all installed engines on it; a ``Pattern``, an ``Engine`` or a tuple of them; or the
-    name of an installed one. graphs: graphs to make problems of, in place of graphs drawn from the patterns' templates.
+    name of an installed one. graphs: graphs to make problems of, instead of graphs built from the patterns' templates.
     Problems differ from them in sizes, strides, types, rounding, compute types and scalar operands. An engine may
     decline problems; that is counted, and is not a fault.
 
     problems: how many accepted problems are run. programs: how many different kernels are compiled; problems with
-    equal kernels share one. random: for each graph, the number of problems that differ in several ways. seed: what
-    these are drawn from. tolerance: the largest error of a float32 result, relative to it and to the mean magnitude.
-    architectures: chips to compile for; may be empty. benchmark: time kernels beside the stream limit, on a GPU.
-    raises: whether to raise CheckFailedError, which has the report, if something is wrong.
+    equal kernels share one. random: for each graph, the number of problems that differ in several ways. seed: of their
+    random choices. tolerance: the largest error of a float32 result, relative to it and to the mean magnitude.
+    architectures: chips to compile for; may be empty. benchmark: time kernels and compare them with the stream limit,
+    on a GPU. raises: whether to raise CheckFailedError, which has the report, if something is wrong.
 
-    Returns the report. CompilerNotFoundError if kernels cannot be run because there is no C++ compiler; DeviceError for
-    a benchmark without a GPU; SettingError for an unknown architecture.
+    Returns the report. Raises CompilerNotFoundError if kernels cannot run because there is no C++ compiler, DeviceError
+    for a benchmark without a GPU, and SettingError for an unknown architecture.
     """
     import torch
 
@@ -127,7 +127,7 @@ class _Run:
     def stage(
         self, name: str, problems: Sequence[_Named], fault: Callable[[_Named], str | None], *notes: str
     ) -> list[_Named]:
-        """Look at each problem until enough are wrong; those that are. notes: on what was left out."""
+        """Checks each problem until enough are wrong, and returns the wrong ones. notes: on omitted problems."""
         wrong: list[_Named] = []
         done = 0
         for one in problems:
@@ -161,7 +161,7 @@ class _Run:
         return found
 
     def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[CheckCase]) -> None:
-        """A mistake that nobody looked for is none that was not made."""
+        """Reports declared aspects that no problem covers: a missing check does not show that an engine is right."""
         seen = {aspect for one in chosen for aspect in one.case.aspects}
         for engine in subject.engines:
             missed = [a for a in _declared(engine) if a not in seen and any(a in c.aspects for c in every)]
@@ -176,7 +176,8 @@ class _Run:
             self.findings.append(Finding("coverage", subject.name, what + reasons))
 
     def differentiated(self, torch, subject: Subject, programs: int, most: int, tolerance: float, seed: int) -> None:
-        """Gradients of the graphs by differences, and kernels of their backward graphs against the reference."""
+        """Checks gradients of the graphs by finite differences, and kernels of their backward graphs against the
+        reference."""
         found, refused = gradients.problems(subject.drawings[:most])
         if refused:
             graphs = counted(len(refused), "graph has", "graphs have")
@@ -193,7 +194,7 @@ class _Run:
             self.stage("gradients, kernels", chosen, fault)
 
     def compiled(self, subject: Subject, chips: Sequence[Device], some: Sequence[CheckCase], programs: int) -> None:
-        """Machine code for each chip, which uses no local memory: what a thread knows fits its registers."""
+        """Checks that kernels compile for each chip and use no local memory: everything must fit registers."""
         from graphfuse.runtime import nvrtc, toolkit
 
         name = "machine code, no spills"
@@ -238,7 +239,7 @@ class _Run:
 
 
 def _declared(engine: Engine) -> list[str]:
-    """Members of ASPECTS that an engine takes because it says so."""
+    """Members of ASPECTS that an engine declares support for."""
     told = {
         ROUNDING: engine.serves.rounding,
         LAYOUT: engine.serves.layouts,
@@ -249,7 +250,7 @@ def _declared(engine: Engine) -> list[str]:
 
 
 def _spread(found: Sequence[Taken]) -> list[Taken]:
-    """Problems that were taken, of each aspect, graph and device in turn."""
+    """Accepted problems, with aspects, graphs and devices in turn."""
     groups: dict[object, list[Taken]] = {}
     for one in found:
         key = (*((a in one.case.aspects) for a in ASPECTS), one.case.name.split(":")[0], one.device.kind)
@@ -259,8 +260,8 @@ def _spread(found: Sequence[Taken]) -> list[Taken]:
 
 
 def _by_source(found: Sequence[Taken], programs: int, problems: int) -> tuple[dict[str, list[Taken]], int]:
-    """Problems by kernel, of the first kernels; and how many kernels were left out. A kernel that is the first to show
-    something that its engine declares comes before those that show nothing new: `programs` may be small."""
+    """Problems by kernel, for the first `programs` kernels, and how many kernels were omitted. Kernels that are the
+    first to cover a declared aspect of their engine come first, because `programs` may be small."""
     groups: dict[str, list[Taken]] = {}
     for one in found:
         groups.setdefault(kernels.source(one), []).append(one)

@@ -1,4 +1,4 @@
-"""Graphs drawn from a pattern's own template: what a user would write for it to match."""
+"""Graphs built from a pattern's template, as a user would write them for it to match."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ SHAPES: Mapping[str, tuple[int, int]] = {
     "one element": (1, 1),
     "by value": (1, 1),
 }
-"""What a capture may be, by its name in reports. "By value" is one element that is given to execute."""
+"""Shapes of captures by their names in reports. "By value" is one element that is passed to execute by value."""
 
-_MOST = 64  # drawings a template
+_MOST = 64  # graphs per template
 
 
 @dataclass(frozen=True)
 class SampleGraph:
-    """A graph before it is varied. name: in words, for reports. recorded: as a user has it."""
+    """A graph before it is varied. name: description for reports. recorded: the graph as recorded by the user."""
 
     name: str
     graph: FrozenGraph
@@ -35,11 +35,9 @@ class SampleGraph:
 
 
 def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
-    """Graphs that the pattern's templates describe, with each sensible choice of shapes, all tensors FLOAT.
-
-    Without optional captures, too. A choice that the ops refuse is left out; so is a template that leaves out a
-    required attribute, of which nobody but its author knows a value.
-    """
+    """Graphs that the pattern's templates describe, with each sensible choice of shapes, all tensors FLOAT. Each is
+    also built without optional captures. A choice that the ops reject is skipped; so is a template without a required
+    attribute, whose value only its author knows."""
     templates = pattern.template if isinstance(pattern.template, tuple) else (pattern.template,)
     for template in templates:
         outputs = template(PatternGraph())
@@ -56,13 +54,13 @@ def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
 
 
 def given(graph: pygraph) -> SampleGraph:
-    """A user's graph as it stands."""
+    """A user's graph, unchanged."""
     graph.validate()
     return SampleGraph(f"graph {graph.name!r}", lower(graph.frozen), graph)
 
 
 def _choices(count: int) -> Iterator[tuple[str, ...]]:
-    """Kinds of each capture, those with most whole tensors first."""
+    """Choices of a shape for each capture, those with most whole tensors first."""
     every = itertools.islice(itertools.product(SHAPES, repeat=count), 4096)
     ranked = sorted(every, key=lambda kinds: sum(kind != "whole" for kind in kinds))
     return iter([kinds for kinds in ranked if "whole" in kinds][:_MOST])

@@ -1,4 +1,4 @@
-"""Gradients of the graphs that problems are made of: rules against differences, and backward graphs to run."""
+"""Checks of gradients: rules against finite differences, and backward graphs to run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,8 @@ _CLOSE = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class GradientProblem:
-    """name: of the graph, in words. made: forward and backward of all its outputs and inputs that have gradients."""
+    """A graph whose gradients are checked. name: description of the graph. made: forward and backward for all its
+    outputs and inputs that have gradients."""
 
     name: str
     made: Differentiated
@@ -29,7 +30,7 @@ class GradientProblem:
 
 
 def problems(drawings: Sequence[SampleGraph]) -> tuple[list[GradientProblem], list[str]]:
-    """Problems of those drawings that have gradients, and of the others why they have none."""
+    """Problems of the drawings that have gradients, and for the others the reasons why they have none."""
     found = [(drawing, _differentiated(drawing.recorded)) for drawing in drawings]
     refused = [made for _, made in found if isinstance(made, str)]
     return [GradientProblem(drawing.name, made) for drawing, made in found if not isinstance(made, str)], refused
@@ -44,7 +45,7 @@ def _differentiated(graph: pygraph) -> Differentiated | str:
 
 
 def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | str:
-    """Gradients as they are drawn, or why they cannot be."""
+    """The graphs of gradients, or the reason why there are none."""
     try:
         return differentiate(graph, outputs, wrt)
     except GraphfuseError as error:
@@ -52,7 +53,8 @@ def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> 
 
 
 def fault(torch, problem: GradientProblem, seed: int) -> str | None:
-    """Gradient that is not how the outputs change along a direction, all in float64; None if each is."""
+    """Fault of a gradient that differs from the outputs' change along a direction, in float64; None if there is
+    none."""
     made = problem.made
     forward, backward = (_in_double(given(graph).graph) for graph in (made.forward, made.backward))
     source = torch.Generator().manual_seed(seed)

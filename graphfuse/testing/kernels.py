@@ -1,4 +1,4 @@
-"""Runs a kernel on the emulator, in a separate program under sanitizers, and compares it with the reference."""
+"""Runs of kernels on the emulator, in a separate program under sanitizers, compared with the reference."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from graphfuse.testing.valued import ValuedGraph
 
 _PAGE = 1 << 16  # between tensors
 MOST_THREADS = 1 << 16
-_LINES = 24  # of a report
+_LINES = 24  # lines of a sanitizer's report that are kept
 
 
 def emulated(one: Taken) -> bool:
@@ -34,10 +34,8 @@ def _sources(one: Taken) -> tuple[str, ...]:
 
 
 def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False) -> str | None:
-    """Fault of what the kernel does, in three orders of its threads; None if there is none.
-
-    in_place: with the engine's first pair of tensors that may be the same memory in the same memory.
-    """
+    """Fault of the kernel in three orders of its threads; None if there is none. in_place: whether the engine's first
+    pair of tensors that may share memory do so."""
     graph, subgraph = one.case.graph, one.part.region.subgraph
     valued = ValuedGraph(torch, graph, seed)
     memory: dict[TensorId, Memory] = {}
@@ -68,7 +66,7 @@ def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_
 
 
 def _brief(error: GraphfuseError) -> str:
-    """Without the sanitizers' picture of memory and what they say to find their own mistakes."""
+    """The error without the sanitizers' dump of memory and their hints for debugging themselves."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("=====")]
     end = next((n for n, line in enumerate(lines) if line.startswith(("Shadow bytes", "SUMMARY"))), len(lines))
     return "\n".join(lines[: min(end, _LINES)])

@@ -1,22 +1,24 @@
-"""The resources of a kernel's machine code, read from the cubin."""
+"""Resources of a kernel's machine code, read from the cubin."""
 
 import struct
 from dataclasses import dataclass
 
 _SVAL, _REGISTERS, _FRAME = 4, 0x2F, 0x11
-"""Of attributes in .nv.info: the format that has a length, and what is asked for by symbol."""
+"""Codes in .nv.info: the format of attributes with a length, and the attributes of registers and local memory per
+symbol."""
 
 
 @dataclass(frozen=True)
 class CompiledResources:
-    """registers: of a thread. local: bytes of local memory of a thread, where what does not fit registers goes."""
+    """Resources per thread. registers: their number. local: bytes of local memory, which holds spilled registers."""
 
     registers: int
     local: int
 
 
 def resources(cubin: bytes) -> CompiledResources:
-    """Resources of a cubin with one kernel; the most of all where there are several. ValueError for what is none."""
+    """Resources of a cubin with one kernel; the maximum if there are several. Raises ValueError if it is not a
+    cubin."""
     if cubin[:4] != b"\x7fELF":
         raise ValueError("not a cubin: it does not begin as an ELF file does")
     found: dict[int, list[int]] = {_REGISTERS: [0], _FRAME: [0]}

@@ -1,4 +1,4 @@
-"""The values of a graph's tensors by the op table's reference, and how far a kernel's may differ."""
+"""Values of a graph's tensors by the op table's reference, and tolerances for a kernel's results."""
 
 from collections.abc import Mapping
 
@@ -13,16 +13,16 @@ _PLACE = {
     data_type.FP8_E4M3: 2.0**-3,
     data_type.FP8_E5M2: 2.0**-2,
 }
-"""The distance of neighbours, relative to the number."""
+"""The distance of neighbouring numbers, relative to the number."""
 _SMALLEST = {data_type.HALF: 2.0**-14, data_type.FP8_E4M3: 2.0**-6, data_type.FP8_E5M2: 2.0**-14}
 _IN_DOUBLE = 1e-12
-"""The tolerance of what is computed in DOUBLE."""
+"""The tolerance of results computed in DOUBLE."""
 _BESIDE = 0.02
-"""How many elements may round to the neighbour of what the reference rounds to: those that lie between the two."""
+"""Share of elements that may be rounded to the neighbour of the reference's result: those that lie between the two."""
 
 
 def inputs(torch, graph: FrozenGraph, seed: int) -> dict[TensorId, object]:
-    """A value for each tensor that execute is given, as its type has it, in float64."""
+    """A value for each input, representable in its type, in float64."""
     made: dict[TensorId, object] = {}
     generator = torch.Generator().manual_seed(seed)
     for t in graph.tensors:
@@ -42,20 +42,21 @@ def inputs(torch, graph: FrozenGraph, seed: int) -> dict[TensorId, object]:
 
 
 def _classes(graph: FrozenGraph, t: FrozenTensor) -> int:
-    """Integers are numbers of elements in a row of what they are read beside."""
+    """Number of values of an integer tensor: its elements are indices into rows of a tensor that the same node
+    reads."""
     beside = [graph.tensors[o] for i in graph.consumers.get(t.id, ()) for _, o in graph.nodes[i].inputs if o != t.id]
     return max(1, min((o.dim[-1] for o in beside if o.dim[-1] > 1), default=2))
 
 
 def evaluated(torch, graph: FrozenGraph, given: Mapping[TensorId, object], wide: bool) -> dict[TensorId, object]:
-    """Every tensor's value in float64. wide: each node computes in float64, not in its compute type. What is stored or
-    declared to be rounded is, but for what the graph writes, which stays as computed."""
+    """Every tensor's value in float64. wide: whether nodes compute in float64 instead of their compute types. Stored
+    and declared values are rounded, except for the graph's outputs, which stay as computed."""
     values = dict(given)
     computed = dict(given)
     for node in graph.nodes:
         compute = torch.float64 if wide else getattr(torch, node.compute.facts.torch)
         read = {port: values[t].to(compute) for port, t in node.inputs}
-        for port in (p.name for p in node.op.outputs if p.kept):  # nothing is known of what is there
+        for port in (p.name for p in node.op.outputs if p.kept):  # its content is unknown
             read[port] = torch.full(graph.tensors[node.output(port)].dim, float("nan"), dtype=compute)
         results = node.op.reference(torch, read, dict(node.attributes))
         for port, t in node.outputs:
@@ -69,11 +70,11 @@ def evaluated(torch, graph: FrozenGraph, given: Mapping[TensorId, object], wide:
 def difference(
     torch, graph: FrozenGraph, t: FrozenTensor, found: object, wide: object, near: object, tolerance: float
 ) -> str | None:
-    """Sentence on how `found` is not the tensor's value; None where it is.
+    """Description of how `found` differs from the tensor's value; None if it does not.
 
-    wide, near: as computed in float64 and in the nodes' types. A value in float32 may be off by `tolerance`, relative
-    to it and to the tensor's mean magnitude, and by four times what `near` is off. One in a narrower type is that
-    rounded: where it lies close to the middle of two neighbours, it may be either.
+    wide, near: as computed in float64 and in the nodes' types. A float32 value may be off by `tolerance`, relative to
+    it and to the tensor's mean magnitude, plus four times the error of `near`. A value of a narrower type is such a
+    value rounded: close to the middle of two neighbours, it may be either.
     """
     stored = rounding.round_to(torch, near if _in_steps(graph, t) else wide, t.dtype)
     same = (found == stored) | (found.isnan() & stored.isnan())
@@ -96,7 +97,7 @@ def difference(
     pointwise = all(node.op.pointwise for node in graph.nodes)
     flips = [n.compute is not graph.tensors[o].dtype for n in graph.nodes for _, o in n.outputs]
     rounded = any(f and o in graph.consumers for f, (_, o) in zip(flips, _made(graph), strict=True))
-    if rounded:  # one element of a rounded value may be its neighbour, and with it a whole row that is reduced
+    if rounded:  # an element of a rounded value may be its neighbour, which affects a whole row that is reduced
         place = place + 0.05 * scale
     beyond = ~same & ~(apart <= slack + place)
     return _told(torch, t, found, stored, beyond, 0) or _told(
@@ -109,7 +110,7 @@ def _made(graph: FrozenGraph) -> list[tuple[str, TensorId]]:
 
 
 def _in_steps(graph: FrozenGraph, t: FrozenTensor) -> bool:
-    """True if values lie so far apart that only equality can be asked for: FP4, scales, and what is divided by them."""
+    """True if values are so coarse that only equality can be checked: FP4, scales, and values divided by these."""
     quantized = graph.nodes[graph.producer[t.id]].op_name == "block_scale_quantize"
     return quantized or t.dtype.bits < 8 or t.dtype is data_type.FP8_E8M0
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from graphfuse.base.errors import CheckFailedError
 from graphfuse.base.wording import in_columns
 
-_SHOWN = 8  # findings and reasons that are printed in full
+_SHOWN = 8  # number of findings and reasons that are printed in full
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. case: the problem in words, which names sizes, types and layouts."""
+    """One mistake. case: description of the problem, with sizes, types and layouts."""
 
     stage: str
     case: str
@@ -23,7 +23,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Line:
-    """One stage. passed, failed: problems of it. note: what was left out, and why."""
+    """One stage. passed, failed: numbers of problems. note: what was omitted, and why."""
 
     stage: str
     passed: int
@@ -33,10 +33,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Report:
-    """subject: what was checked. declined: how often each reason against was given; to decline is no fault.
-
-    It prints as a table. It is true if nothing is wrong.
-    """
+    """The result of a check, which prints as a table. It is true if nothing is wrong. subject: what was checked.
+    declined: how often engines gave each reason to decline, which is not a mistake."""
 
     subject: str
     lines: tuple[Line, ...]
@@ -61,7 +59,7 @@ class Report:
         return "\n".join(text)
 
     def raise_for_findings(self) -> None:
-        """CheckFailedError with this report if something is wrong."""
+        """Raises CheckFailedError with this report if something is wrong."""
         if self.findings:
             error = CheckFailedError(str(self))
             error.report = self

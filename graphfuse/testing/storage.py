@@ -1,4 +1,4 @@
-"""Converts between a tensor's values and its bytes in memory, gaps included."""
+"""Conversions between a tensor's values and its bytes in memory, including gaps."""
 
 from graphfuse.base import reordering, rounding
 from graphfuse.base.enums import tensor_reordering
@@ -6,11 +6,11 @@ from graphfuse.op_graph.ir import FrozenTensor
 from graphfuse.runtime.storage import storage
 
 POISON = 0xFF
-"""A byte of memory that nobody wrote: NaN in every type that has one."""
+"""Content of unwritten bytes: NaN in every type that has one."""
 
 
 def stored(torch, t: FrozenTensor, values: object | None) -> bytes:
-    """The bytes of `t` with these values (float64), or none yet. Gaps are POISON."""
+    """The bytes of `t` with these values (float64), or without any yet. Gaps are POISON."""
     memory = torch.full((t.nbytes,), POISON, dtype=torch.uint8)
     if values is not None and t.elements:
         if t.reordering is not tensor_reordering.NONE:
@@ -46,12 +46,12 @@ def written_between(torch, t: FrozenTensor, content: bytes) -> int:
 
 
 def _axis(t: FrozenTensor) -> int:
-    """The axis along which elements share bytes; the last where none do."""
+    """The axis along which elements share bytes; the last if none do."""
     return t.packed_axis if t.dtype.bits < 8 else -1
 
 
 def _view(torch, t: FrozenTensor, memory: object) -> object:
-    """A torch tensor over the bytes, of FP4 the pairs."""
+    """A torch tensor over the bytes, with pairs as elements for FP4."""
     stored = storage(t)
     whole = memory if t.dtype.bits < 8 else memory.view(getattr(torch, t.dtype.facts.torch))
     return whole.as_strided(stored.dim, stored.stride)

@@ -1,4 +1,4 @@
-"""What is checked: engines, patterns, and the graphs that problems are made of."""
+"""The subject of a check: engines, patterns, and the graphs that problems are made of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Subject:
-    """name: in words. registry: what planning may use; it has no origins, so that what goes wrong in a plug-in is
-    raised, and not left out. engines: those that are checked."""
+    """The subject of a check. name: description. registry: patterns and engines for planning; it has no origins, so
+    that errors of a plug-in are raised instead of omitting the plug-in. engines: those that are checked."""
 
     name: str
     registry: Registry
@@ -27,11 +27,9 @@ class Subject:
 
 
 def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
-    """A graph; a pattern, an engine, or a tuple of them; or the name of an installed pattern or engine.
-
-    Graphs are drawn from the patterns' templates where none are given. GraphTypeError for anything else,
-    GraphValidationError for a name that nobody has.
-    """
+    """The subject for a graph; a pattern, an engine, or a tuple of them; or the name of an installed pattern or engine.
+    If no graphs are given, they are built from the patterns' templates. Raises GraphTypeError for anything else,
+    GraphValidationError for an unknown name."""
     for graph in graphs:
         if not isinstance(graph, pygraph):
             raise GraphTypeError(f"check: graphs are pygraphs, got {graph!r}")

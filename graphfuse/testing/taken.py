@@ -1,4 +1,4 @@
-"""Which problems an engine accepts: planning, for one case and one device."""
+"""Problems that engines accept, found by planning one case for one device."""
 
 import random
 import re
@@ -37,10 +37,8 @@ class Taken:
 
 
 def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) -> Iterator[Taken]:
-    """Parts that each engine would run with the knobs it proposes first, and with others that it proposes.
-
-    declined: counts the reasons of engines that take nothing of the case. PluginError as planning raises it.
-    """
+    """Parts that each engine accepts, with the knobs that it proposes first and with other proposed knobs. declined:
+    counts the reasons of engines that accept nothing of the case. Raises PluginError as planning does."""
     regions, without_facts = plan.matches(case.graph, subject.registry)
     declined.update(f"pattern {d.pattern}: {d.why}" for d in without_facts)
     reference = [e for e in subject.registry.engines if e.name == REFERENCE]
@@ -60,5 +58,5 @@ def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) 
 
 
 def _aside(reason: str) -> str:
-    """A reason without the extents and strides of a case, so that equal ones are counted together."""
+    """A reason without the extents and strides of a case, so that equal reasons are counted together."""
     return re.sub(r"\[[\d, ]*\]", "[..]", reason)

@@ -1,4 +1,4 @@
-"""Times an engine's kernel on this machine's GPU, beside the stream limit."""
+"""Timing of an engine's kernel on this machine's GPU, compared with the stream limit."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ SIZES = ((1024, 1024), (8192, 4096), (32768, 8192))
 
 
 def timed(torch, subject: Subject) -> Iterator[str]:
-    """A line for each size, of the first graph that is taken at it; a size that no engine takes has none."""
+    """A line for each size, for the first graph that is accepted at it; none for a size that no engine accepts."""
     from graphfuse.runtime import device
 
     here = device.get()
@@ -32,7 +32,7 @@ def _line(torch, one: Taken) -> str:
 
     graph, where = one.case.graph, one.device.memory
     moved = sum(t.nbytes for t in graph.bound if not t.by_value)
-    words = max(1, moved // 8)  # of 4 bytes, half of them read and half written
+    words = max(1, moved // 8)  # words of 4 bytes; half of the bytes are read and half written
     calls = calls_of(torch, one)
     halves = [torch.zeros(2, words, dtype=torch.int32, device=where) for _ in calls]
     stream = [lambda read=read, made=made: torch.neg(read, out=made) for read, made in halves]
@@ -42,7 +42,7 @@ def _line(torch, one: Taken) -> str:
 
 
 def calls_of(torch, one: Taken) -> Sequence[Callable[[], None]]:
-    """Calls of the part's work, one on each of several sets of buffers."""
+    """Calls that run the part, one on each of several sets of buffers."""
     subgraph, valued = one.part.region.subgraph, ValuedGraph(torch, one.case.graph, 0)
     touched = [subgraph.graph.tensors[t] for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs))]
     scalars = {t.id: valued.number(t) for t in touched if t.by_value}

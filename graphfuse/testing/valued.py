@@ -1,11 +1,12 @@
-"""A graph with values for its inputs: what memory holds before an engine's work, and what is wrong with it after."""
+"""Graphs with values: memory contents before an engine runs, and faults of the contents after it."""
 
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor
 from graphfuse.testing import reference, storage
 
 
 class ValuedGraph:
-    """given: the inputs' values. near, wide: every tensor's, as computed in the nodes' types and in float64."""
+    """A graph with values. given: those of inputs. near, wide: those of every tensor, computed in the nodes' types and
+    in float64."""
 
     def __init__(self, torch, graph: FrozenGraph, seed: int):
         self._torch, self._graph = torch, graph
@@ -21,7 +22,8 @@ class ValuedGraph:
         return float(self.near[t.id].reshape(-1)[0])
 
     def fault(self, t: FrozenTensor, content: bytes, tolerance: float, shared: bool = False) -> str | None:
-        """Fault of a tensor of these bytes; None if there is none. shared: another tensor is in its gaps."""
+        """Fault of a tensor with these bytes; None if there is none. shared: whether another tensor occupies its
+        gaps."""
         between = 0 if shared else storage.written_between(self._torch, t, content)
         if between:
             return f"{t}: {between} bytes between its elements were written"

@@ -29,19 +29,19 @@ PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS = (
     "scalar operands",
 )
 ASPECTS = (PLAIN, SIZES, LAYOUT, TYPES, ROUNDING, COMPUTE, SCALARS)
-"""What a variant is about; a random one is about several."""
+"""Kinds of variation; a random variant has several."""
 
 _SMALL = (3, 37)
 _SIZES = (_SMALL, (7, 129), (2, 1031), (1, 1), (1, 65), (33, 1), (5, 32), (17, 100), (2, 257), (100, 3), (129, 31))
 _STORED = (*SIXTEEN_BITS, data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.DOUBLE)
-_PAD = 8  # elements between rows, so that 16-byte accesses of 2-byte types stay possible
+_PAD = 8  # elements between rows, a multiple that allows 16-byte
 MOST_ELEMENTS = 1 << 15
-"""Of a variant's largest tensor: a fiber of the emulator runs each thread."""
+"""Most elements of a variant's largest tensor: the emulator runs each thread as a fiber."""
 
 
 @dataclass(frozen=True)
 class CheckCase:
-    """A problem to look at. aspects: of ASPECTS."""
+    """A problem to check. aspects: those of ASPECTS that it varies."""
 
     name: str
     graph: FrozenGraph
@@ -113,10 +113,8 @@ def _kinds(graph: FrozenGraph) -> Mapping[str, Mapping[str, Variation]]:
 
 
 def resized(graph: FrozenGraph, extents: Sequence[int]) -> FrozenGraph | None:
-    """Each extent above 1 replaced wherever it stands: that of last axes by the last of `extents`, others by the first.
-
-    Where the ops do not follow, because an attribute holds an extent, there is no such variant.
-    """
+    """The graph with each extent above 1 replaced: those of last axes by the last of `extents`, others by the first.
+    None if the ops do not allow that, because an attribute contains an extent."""
     last = {t.dim[-1] for t in graph.tensors}
     every = {e for t in graph.tensors for e in t.dim if e > 1}
     to = {e: extents[-1] if e in last else extents[0] for e in every}
@@ -134,7 +132,7 @@ def resized(graph: FrozenGraph, extents: Sequence[int]) -> FrozenGraph | None:
             return None
         if any(tuple(made[port]) != dim for port, dim in wanted.items()):
             return None
-        if node.op.moved:  # slices and shapes are of extents
+        if node.op.moved:  # attributes of slices and shapes contain extents
             outputs = {port: (tensors[t].dim, tensors[t].dtype) for port, t in node.outputs}
             attributes = node.op.frozen(dict(node.attributes), shapes, outputs)
             node = replace(node, attributes=tuple(attributes.items()))
@@ -181,7 +179,7 @@ def _retyped(graph: FrozenGraph, to: Mapping[TensorId, data_type]) -> FrozenGrap
 
 
 def _rounded(graph: FrozenGraph, to: data_type) -> FrozenGraph:
-    """Graph as with intermediate_rounding "declared"."""
+    """The graph with intermediate values rounded, like with intermediate_rounding "declared"."""
     virtual = (t for t in graph.tensors if t.virtual and t.dtype.is_float)
     return _with(graph, {t.id: replace(t, dtype=to) for t in virtual})
 
