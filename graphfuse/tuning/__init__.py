@@ -1,1 +1,2 @@
-"""Tuning: times the proposed knobs on this machine's GPU, and stores the fastest (``graphfuse.tuned_tables``)."""
+"""Tuning: timing of the proposed knobs on this machine's GPU, and storage of the fastest
+(``graphfuse.tuned_tables``)."""

@@ -31,22 +31,22 @@ def autotune(
     file: Path | None = None,
     origin: str = "user",
 ) -> TuningReport:
-    """Tune each kernel of the selected plan (or the first allowed one) with the others as they are.
+    """Tune each kernel of the selected plan (or the first allowed one), with the other kernels unchanged.
 
-    Reads the tensors of the variant pack and writes none. The winners are kept in `file`
-    (default: the user's for this device) and the plan with them is built and selected.
-    time_budget: seconds; what is not timed by then is not tried. Raises GraphNotSupportedError
-    where there is nothing to time: no CUDA device, or no kernel with knobs.
+    Reads the tensors of the variant pack and writes none. The winners are stored in `file` (default: the user's for
+    this device), and the plan with them is built and selected. time_budget: seconds; candidates that are not timed by
+    then are not tried. Raises GraphNotSupportedError if there is nothing to time: no CUDA device, or no kernel with
+    knobs.
     """
     began = time.monotonic()
     if isinstance(time_budget, bool) or not isinstance(time_budget, int | float) or not time_budget > 0:
         raise GraphTypeError(f"autotune: time_budget must be a number of seconds above 0, got {time_budget!r}")
     base, device = _base(planner), planner.device
     if handle is not None:
-        planner.stream_of(handle)  # of another device, or destroyed
+        planner.stream_of(handle)  # raises an error for one of another device, or destroyed
     bound = planner.binder(base).bind(variant_pack, workspace)
     given = None if workspace is None else buffers.describe(workspace).nbytes
-    limit = base.workspace_bytes if given is None else given  # what another plan may use, too
+    limit = base.workspace_bytes if given is None else given  # another plan may use as much
     import torch
 
     made = source(device, origin)
@@ -78,7 +78,7 @@ def autotune(
 
 @dataclass(frozen=True)
 class _Tuned:
-    """Result of a search for one part, and for all others of its problem class."""
+    """Result of a search for one part, which holds for all parts of its problem class."""
 
     part: Part
     trials: tuple[Trial, ...]
@@ -89,7 +89,7 @@ class _Tuned:
 
     @property
     def sure(self) -> bool:
-        """True if there was time for all that it takes to know the best."""
+        """True if the time sufficed to determine the best."""
         return bool(self.trials) and self.trials[0].status == BEST
 
     @property
@@ -112,7 +112,8 @@ class _Tuned:
         return entry_of(self.part.engine, self.problem, self.trials, made)
 
     def applied(self, part: Part, made: Source, allowed: Callable[[object, int], bool]) -> tuple[Part, int]:
-        """`part` with the fastest knobs that are `allowed` at its place, as it is if none are; and its workspace."""
+        """The part with the fastest knobs that are `allowed` at its place, or unchanged if none are; and its
+        workspace."""
         for rank, trial in enumerate(t for t in self.trials if t.time):
             knobs = knobs_from_dict(part.engine, dict(trial.knobs))
             if allowed(knobs, trial.scratch):
@@ -134,9 +135,9 @@ def _allowed(
     knobs: object,
     scratch: int | None = None,
 ) -> bool:
-    """True if the part at `place` may have these knobs, the others being as they are by now. What fits into
-    `limit` bytes at one place, beside the tensors that live there, need not fit at another. needs: bytes of workspace
-    of each part's own. scratch: of this one with these knobs; None for what is known before it is prepared."""
+    """True if the part at `place` may have these knobs while the others stay unchanged. A workspace that fits into
+    `limit` bytes at one place, with the tensors that live there, may not fit at another. needs: bytes of each part's
+    own workspace. scratch: of this part with these knobs; None for the size known before it is prepared."""
     changed = Part(parts[place].region, parts[place].engine, knobs)
     own = changed.outline.workspace_bytes if scratch is None else scratch
     p = plan.assemble(
@@ -165,8 +166,8 @@ _environment = functools.cache(record.environment)
 
 
 def entry_of(engine: Engine, problem: ProblemClass, trials: tuple[Trial, ...], source: Source) -> TunedEntry:
-    """Entry that is kept of a search: the winner and, for the user, what else was timed. A table that
-    comes with the engine has the winner alone."""
+    """Entry that is stored for a search: the winner and, for the user, the other timed knobs. A table that comes with
+    the engine has the winner alone."""
     best, *others = (t for t in trials if t.time)
     timed = tuple(Timed(t.knobs, round(t.time.median, 3)) for t in others if source.origin == "user")
     entry = TunedEntry(source, engine.name, problem.key, problem.rows, best.knobs, round(best.time.median, 3))

@@ -1,4 +1,5 @@
-"""Compares a kernel's result with the reference, within what the data type allows. On torch tensors of any device."""
+"""Comparison of a kernel's result with the reference, within the precision of the data type. On torch tensors of any
+device."""
 
 from graphfuse.base import reordering
 from graphfuse.base.dtypes import SMALL_INTEGERS, data_type
@@ -7,20 +8,20 @@ from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 from graphfuse.runtime.storage import storage
 
 STEPS = 1
-"""Representable values that an element may be off, where the type has up to 16 bits."""
+"""Steps between representable values that an element may be off, for types of up to 16 bits."""
 FURTHER = 2
-"""And so many more for each value on the way that is rounded to such a type: one step there may be two later."""
+"""Additional steps for each intermediate value that is rounded to such a type: one step there may be two later."""
 EXACT_SHARE = 0.9
-"""Of elements of such a type at least so many are equal: float32 errors rarely cross a rounding boundary."""
+"""Share of elements of such a type that must be equal: float32 errors rarely cross a rounding boundary."""
 RELATIVE = 1e-4
-"""What wider floats may be off, of the element,"""
+"""Error of wider floats, relative to the element,"""
 ROUNDED = 2**-7
-"""or this for each of those steps: that of bfloat16, in which one value on the way may be off."""
+"""or this for each additional step: the step of bfloat16, by which one intermediate value may be off."""
 CANCELLED = 1e-5
-"""What any float may be off, of the largest element: two large terms that nearly cancel leave float32's error."""
+"""Error of any float, relative to the largest element: two large terms that nearly cancel leave float32's error."""
 FEW, FAR = 1e-6, 2**-5
-"""Share of elements that may be off by `ROUNDED` of the largest for each of those steps, by `FAR` of it at most: one in
-a value on the way grows where a function falls off, as GELU does below zero."""
+"""Share of elements whose error may be `ROUNDED` of the largest for each additional step, at most `FAR` of it. An error
+of one step in an intermediate value grows where a function falls off, as GELU does below zero."""
 
 _CHUNK = 1 << 24  # elements compared at once, which bounds the memory for it
 _STEPPED = (
@@ -34,23 +35,20 @@ _STEPPED = (
 
 
 def rounded_between(subgraph: Subgraph) -> int:
-    """Number of values that are rounded to types of up to 16 bits and read on within a subgraph."""
+    """Number of values that are rounded to types of up to 16 bits and read again within a subgraph."""
     graph, inside = subgraph.graph, set(subgraph.node_ids)
     made = (graph.tensors[t] for node in subgraph.nodes for _, t in node.outputs)
     return sum(t.dtype in _STEPPED and bool(inside & set(graph.consumers.get(t.id, ()))) for t in made)
 
 
 def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str | None:
-    """Fault of `got`, in words; None if there is none.
-
-    got, want: the bytes of the tensor (uint8, one axis), as far as its strides reach. rounded: values on the way that
-    are rounded, as of `rounded_between`.
-    """
+    """Description of a fault of `got`; None if there is none. got, want: the bytes of the tensor (uint8, one axis), as
+    far as its strides reach. rounded: number of rounded intermediate values, see `rounded_between`."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     stored = storage(tensor)
 
     def elements(memory):
-        if tensor.reordering is not tensor_reordering.NONE:  # what lies between is not written
+        if tensor.reordering is not tensor_reordering.NONE:  # gaps are not written
             return memory[reordering.offsets(torch, tensor.dim, memory.device, tensor.blocks)].reshape(-1)
         return memory.view(kinds[stored.itemsize]).as_strided(stored.dim, stored.stride).reshape(-1)
 
@@ -70,7 +68,7 @@ def difference(torch, tensor: FrozenTensor, got, want, rounded: int = 0) -> str 
 
 
 def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
-    """(equal, close enough, close enough for a few), elementwise."""
+    """Elementwise (equal, close enough, close enough for a few elements)."""
     same = got == want
     if dtype in SMALL_INTEGERS:
         one, two = (v.view(getattr(torch, dtype.facts.torch)).int() for v in (got, want))
@@ -93,20 +91,20 @@ def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
 
 
 def _codes(torch, dtype: data_type, stored):
-    """One element each, as stored."""
+    """Codes of the stored elements, one each."""
     if dtype is data_type.FP4_E2M1:
         return torch.stack((stored & 15, stored >> 4), dim=-1).flatten()
     return stored
 
 
 def _ordered(torch, codes, bits: int):
-    """Sign and magnitude as integers in the order of the values; 0 and -0 are one."""
+    """Sign and magnitude codes as integers in the order of the values; 0 and -0 are equal."""
     magnitude = codes.int() & ((1 << (bits - 1)) - 1)
     return torch.where((codes.int() >> (bits - 1)) & 1 == 1, -magnitude, magnitude)
 
 
 def _largest(torch, dtype: data_type, stored) -> float:
-    """The largest finite magnitude; 0 where it does not count."""
+    """The largest finite magnitude; 0 for types without a relative tolerance."""
     if not dtype.is_float or dtype in (data_type.FP4_E2M1, data_type.FP8_E8M0):
         return 0.0
     found = 0.0

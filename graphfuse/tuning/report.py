@@ -12,9 +12,9 @@ NOT_TRIED, BROKEN, WRONG, TIMED, BEST = "not tried", "does not run", "wrong", "t
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate. status: one of the above. time: microseconds of a launch, by as long a
-    measurement as it came to, `rounds` of them; None if it was not timed. why: of what went wrong. scratch: bytes of
-    workspace of its own, None where it was not prepared."""
+    """One candidate. status: one of the above. time: microseconds of a launch, from its longest measurement, of round
+    `rounds`; None if it was not timed. why: description of a fault. scratch: bytes of its own workspace, None if it was
+    not prepared."""
 
     knobs: Mapping[str, object]
     status: str = NOT_TRIED
@@ -26,8 +26,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One part of the plan. nodes: the names of its nodes. trials: fastest first, then those not timed.
-    best: the knobs selected; what was selected before if the time did not suffice for any other."""
+    """One part of the plan. nodes: names of its nodes. trials: fastest first, then those not timed. best: the selected
+    knobs; the previous ones if the time did not suffice for any other."""
 
     nodes: tuple[str, ...]
     engine: str
@@ -38,8 +38,8 @@ class PartReport:
 
 @dataclass(frozen=True)
 class TuningReport:
-    """Report on what ``autotune`` did. stored: the file that has the winners now, None if nothing was kept.
-    seconds: what it took. Prints as a table."""
+    """Report of ``autotune``. stored: the file with the winners, None if nothing was stored. seconds: duration. Prints
+    as a table."""
 
     device: str
     parts: tuple[PartReport, ...]

@@ -21,8 +21,8 @@ from graphfuse.tuning.workbench import Workbench
 
 @dataclass(frozen=True)
 class Round:
-    """One round of timing. repeats, least_us: of ``timing.measure``. within, most: who goes
-    on to the next round: those at most so many times as slow as the fastest, and so many of them."""
+    """One round of timing. repeats, least_us: of ``timing.measure``. within, most: which candidates continue in the
+    next round: those at most `within` times as slow as the fastest, and at most `most` of them."""
 
     repeats: int
     least_us: float
@@ -31,12 +31,12 @@ class Round:
 
 
 HALVING = (Round(1, 300, within=1.5, most=16), Round(3, 1000, within=1.1, most=3), Round(7, 4000))
-"""Bad candidates cost a glance; the last three are timed by the whole protocol."""
+"""Bad candidates are timed briefly; the last three are timed by the whole protocol."""
 
-# What takes so many times as long as the fastest so far, and so many microseconds, is timed by one call: a library may
-# propose plans that take a second.
+# Candidates that take _FAR times as long as the fastest so far, and _FAR_US microseconds, are timed by one call: a
+# library may propose plans that take a second.
 _FAR, _FAR_US = 4.0, 1000.0
-_WARM_SECONDS = 0.1  # of work before the first measurement, for the clocks
+_WARM_SECONDS = 0.1  # of work before the first measurement, to raise the clocks
 
 
 def search(
@@ -49,10 +49,9 @@ def search(
 ) -> tuple[Trial, ...]:
     """A trial for each of `candidates` (knobs of the part's engine), fastest first, then those not timed.
 
-    The first is "best" if it came through all rounds. deadline: when to stop, as of
-    time.monotonic. measure: how calls are timed. most: bytes of workspace; what needs more of its own is not tried,
-    None for no limit. One that is wrong or does not run is left out
-    with a warning that names it.
+    The first is "best" if it came through all rounds. deadline: when to stop, in time.monotonic's seconds. measure: how
+    calls are timed. most: bytes of workspace, None for no limit; a candidate that needs more of its own is not tried. A
+    candidate that is wrong or does not run is skipped with a warning that names it.
     """
     trials = {knobs: Trial(knobs_to_dict(knobs)) for knobs in candidates}
     calls = {}
@@ -97,7 +96,7 @@ def search(
 
 
 def compile_all(part: Part, device: Device, candidates: Sequence[object], deadline: float) -> dict[object, Future]:
-    """Prepare the part with each of these knobs, side by side; what is done by the deadline, errors among it."""
+    """Prepares the part with each of these knobs in parallel. Returns those done by the deadline, including errors."""
     with compilers(device) as pool:
         futures = {k: pool.submit(prepare, Part(part.region, part.engine, k), device) for k in candidates}
         wait(futures.values(), min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
@@ -122,7 +121,7 @@ def _dropped(bench: Workbench, trial: Trial, status: str, why: str) -> Trial:
 
 
 def _ranked(trials, finished: bool) -> tuple[Trial, ...]:
-    """Trials that came furthest first, the fastest of them before the others; last those without a time."""
+    """Trials ordered by rounds, then by time; those without a time are last."""
     timed = sorted((t for t in trials if t.time), key=lambda t: (-t.rounds, t.time.median))
     rest = [t for t in trials if not t.time]
     if timed and finished:

@@ -1,5 +1,7 @@
-"""Private memory to run one part of a plan in: several sets of its tensors, so that the L2 is cold, and the reference
-engine's result for the same inputs. The user's tensors are only read, once."""
+"""Private memory in which one part of a plan runs, and the reference engine's result for the same inputs.
+
+It has several sets of the part's tensors, so that the L2 cache is cold. The user's tensors are only read, once.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,11 +17,12 @@ from graphfuse.tuning import compare
 
 _POISON = 0xA5
 _UNTOUCHED = 0
-"""Bytes of what is computed, before it is: what a node leaves as it is has these in the reference's result."""
+"""Content of outputs before they are computed. Elements that a node leaves unchanged have it in the reference's result,
+too."""
 
 
 class Workbench:
-    """Tries knobs of one part. found: as of ``reference``."""
+    """Buffers to try knobs of one part with. found: result of ``reference``."""
 
     def __init__(self, part: Part, device: Device, found: Mapping[TensorId, object], scalars: Mapping):
         import torch
@@ -57,7 +60,7 @@ class Workbench:
         return [call(one) for one in self._sets]
 
     def check(self, calls: Sequence[Callable[[], None]]) -> str | None:
-        """Fault of what the first of `calls` computes, in words; None if it is the reference's result."""
+        """Description of a fault of the first of `calls`; None if it computes the reference's result."""
         import torch
 
         made = self._sets[0]
@@ -84,10 +87,8 @@ def tunable(part: Part) -> bool:
 
 
 def reference(plan: Plan, device: Device, bound: Bindings) -> dict[TensorId, object]:
-    """The bytes of all that parts of `plan` read and write, as the reference engine makes them.
-
-    bound: where the caller's tensors are; those read are copied. Needs several times their memory.
-    """
+    """The bytes of all tensors that parts of `plan` read and write, computed by the reference engine. bound: addresses
+    of the caller's tensors; the inputs are copied. This needs several times their memory."""
     import torch
 
     (engine,) = (e for e in plugins.installed().engines if e.name == "reference")
