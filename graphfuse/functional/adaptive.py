@@ -95,6 +95,6 @@ def add_layernorm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """residual_out is residual + input * gate, and out is ``layernorm`` of that sum, in one kernel.
 
-    weight, bias: as in ``layernorm``. The other arguments and errors as of ``add_adalayernorm``; without a gate,
+    weight, bias: as in ``layernorm``. The other arguments and errors as in ``add_adalayernorm``; without a gate,
     ``fused_add_layernorm`` is the same in place. Returns (out, residual_out).
     """

@@ -267,8 +267,8 @@ def _windowed_backward(grad, q, k, v, bias, out, lse, state, options):
 
 
 def _window(options):
-    """Numbers of keys before and after a query's own position. With a window, torch's operators need no other causal
-    option."""
+    """Numbers of keys before and after a query's own position. The latter alone makes a window causal in torch's
+    operators."""
     return {"window_size_left": options.window - 1, "window_size_right": 0}
 
 
