@@ -3,12 +3,12 @@
 from graphfuse.base.errors import GraphfuseError, KernelFaultError
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.handle import Handle
+from graphfuse.testing.acceptance import AcceptedCase
 from graphfuse.testing.subject import REFERENCE, Subject
-from graphfuse.testing.taken import Taken
-from graphfuse.testing.valued import ValuedGraph
+from graphfuse.testing.valued_graph import ValuedGraph
 
 
-def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> str | None:
+def fault(torch, subject: Subject, one: AcceptedCase, tolerance: float, seed: int) -> str | None:
     """Fault of the part's results; None if there is none."""
     graph, where = one.case.graph, one.device.memory
     valued = ValuedGraph(torch, graph, seed)
@@ -41,7 +41,7 @@ def fault(torch, subject: Subject, one: Taken, tolerance: float, seed: int) -> s
     return next(filter(None, faults), None)
 
 
-def _planned(planner: Planner, one: Taken) -> int:
+def _planned(planner: Planner, one: AcceptedCase) -> int:
     for mode in sorted(one.engine.modes, key=lambda mode: mode.name):
         planner.create([mode])
         for index, p in enumerate(planner.plans):

@@ -13,14 +13,14 @@ from graphfuse.contract.engine import Engine
 from graphfuse.emulator.compiler import Build
 from graphfuse.runtime.record import gpu_needed
 from graphfuse.testing import calls, gradients, kernels, timing
+from graphfuse.testing.acceptance import AcceptedCase, accepted_cases
 from graphfuse.testing.machine_code import resources
 from graphfuse.testing.report import Finding, Line, Report
 from graphfuse.testing.subject import Subject, subject_of
-from graphfuse.testing.taken import Taken, taken
 from graphfuse.testing.variants import ASPECTS, COMPUTE, LAYOUT, ROUNDING, SCALARS, CheckCase, cases
 
 TOLERANCE = 2e-5
-_Named = TypeVar("_Named", Taken, gradients.GradientProblem)
+_Named = TypeVar("_Named", AcceptedCase, gradients.GradientProblem)
 _ENOUGH = 3  # mistakes after which a stage stops: more are usually the same
 _SMALL = 1 << 10  # most elements under ThreadSanitizer, which takes a millisecond per thread
 
@@ -61,7 +61,7 @@ def check(
         raise DeviceError(reason)
     subject = subject_of(what, graphs)
     run = _Run()
-    every = [case for drawing in subject.drawings for case in cases(drawing, random, seed)]
+    every = [case for sample in subject.samples for case in cases(sample, random, seed)]
     found = run.planned(subject, every, _devices())
     ordered = _spread(found)
     on_emulator = [one for one in ordered if kernels.emulated(one)]
@@ -144,13 +144,13 @@ class _Run:
 
     def planned(
         self, subject: Subject, every: Sequence[CheckCase], devices: Sequence[Device], name: str = "planning"
-    ) -> list[Taken]:
-        found: list[Taken] = []
+    ) -> list[AcceptedCase]:
+        found: list[AcceptedCase] = []
         wrong = 0
         for case in every:
             for device in devices:
                 try:
-                    found += taken(subject, case, device, self.declined if name == "planning" else Counter())
+                    found += accepted_cases(subject, case, device, self.declined if name == "planning" else Counter())
                 except PluginError as error:
                     wrong += 1
                     self.findings.append(Finding(name, f"{case.name} for {device}", str(error)))
@@ -160,7 +160,7 @@ class _Run:
         self.lines.append(Line(name, len(every) - wrong, wrong, note))
         return found
 
-    def covered(self, subject: Subject, chosen: Sequence[Taken], every: Sequence[CheckCase]) -> None:
+    def covered(self, subject: Subject, chosen: Sequence[AcceptedCase], every: Sequence[CheckCase]) -> None:
         """Reports declared aspects that no problem covers: a missing check does not show that an engine is right."""
         seen = {aspect for one in chosen for aspect in one.case.aspects}
         for engine in subject.engines:
@@ -178,7 +178,7 @@ class _Run:
     def differentiated(self, torch, subject: Subject, programs: int, most: int, tolerance: float, seed: int) -> None:
         """Checks gradients of the graphs by finite differences, and kernels of their backward graphs against the
         reference."""
-        found, refused = gradients.problems(subject.drawings[:most])
+        found, refused = gradients.problems(subject.samples[:most])
         if refused:
             graphs = counted(len(refused), "graph has", "graphs have")
             self.lines.append(Line("gradients", 0, 0, f"{graphs} none: {refused[0]}"))
@@ -205,10 +205,10 @@ class _Run:
             return
         good, bad, most = 0, 0, 0
         for chip in chips:
-            sources: dict[str, Taken] = {}
+            sources: dict[str, AcceptedCase] = {}
             for case in some:
                 try:
-                    for one in taken(subject, case, chip, Counter()):
+                    for one in accepted_cases(subject, case, chip, Counter()):
                         texts = one.engine.sources(one.part.facts, one.part.knobs)
                         sources |= {text: one for text in texts if text not in sources}
                 except PluginError as error:
@@ -240,18 +240,18 @@ class _Run:
 
 def _declared(engine: Engine) -> list[str]:
     """Members of ASPECTS that an engine declares support for."""
-    told = {
+    declared = {
         ROUNDING: engine.serves.rounding,
         LAYOUT: engine.serves.layouts,
         COMPUTE: len(engine.serves.compute) > 1,
         SCALARS: engine.serves.by_value,
     }
-    return [aspect for aspect, said in told.items() if said]
+    return [aspect for aspect, is_declared in declared.items() if is_declared]
 
 
-def _spread(found: Sequence[Taken]) -> list[Taken]:
+def _spread(found: Sequence[AcceptedCase]) -> list[AcceptedCase]:
     """Accepted problems, with aspects, graphs and devices in turn."""
-    groups: dict[object, list[Taken]] = {}
+    groups: dict[object, list[AcceptedCase]] = {}
     for one in found:
         key = (*((a in one.case.aspects) for a in ASPECTS), one.case.name.split(":")[0], one.device.kind)
         groups.setdefault(key, []).append(one)
@@ -259,10 +259,12 @@ def _spread(found: Sequence[Taken]) -> list[Taken]:
     return [one for several in rounds for one in several if one is not None]
 
 
-def _by_source(found: Sequence[Taken], programs: int, problems: int) -> tuple[dict[str, list[Taken]], int]:
+def _by_source(
+    found: Sequence[AcceptedCase], programs: int, problems: int
+) -> tuple[dict[str, list[AcceptedCase]], int]:
     """Problems by kernel, for the first `programs` kernels, and how many kernels were omitted. Kernels that are the
     first to cover a declared aspect of their engine come first, because `programs` may be small."""
-    groups: dict[str, list[Taken]] = {}
+    groups: dict[str, list[AcceptedCase]] = {}
     for one in found:
         groups.setdefault(kernels.source(one), []).append(one)
     early: list[str] = []

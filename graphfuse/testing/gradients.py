@@ -10,7 +10,7 @@ from graphfuse.gradients.differentiate import DIFFERENTIABLE, Differentiated, di
 from graphfuse.op_graph.ir import FrozenGraph, TensorId
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.testing import reference
-from graphfuse.testing.drawing import SampleGraph, given
+from graphfuse.testing.sample_graphs import SampleGraph, sample_of
 
 _STEP = 1e-6
 _CLOSE = 1e-4
@@ -26,25 +26,25 @@ class GradientProblem:
 
     @property
     def backward(self) -> SampleGraph:
-        return replace(given(self.made.backward), name=f"{self.name}, backward")
+        return replace(sample_of(self.made.backward), name=f"{self.name}, backward")
 
 
-def problems(drawings: Sequence[SampleGraph]) -> tuple[list[GradientProblem], list[str]]:
-    """Problems of the drawings that have gradients, and for the others the reasons why they have none."""
-    found = [(drawing, _differentiated(drawing.recorded)) for drawing in drawings]
+def problems(samples: Sequence[SampleGraph]) -> tuple[list[GradientProblem], list[str]]:
+    """Problems of the samples that have gradients, and for the others the reasons why they have none."""
+    found = [(sample, _differentiated(sample.recorded)) for sample in samples]
     refused = [made for _, made in found if isinstance(made, str)]
-    return [GradientProblem(drawing.name, made) for drawing, made in found if not isinstance(made, str)], refused
+    return [GradientProblem(sample.name, made) for sample, made in found if not isinstance(made, str)], refused
 
 
 def _differentiated(graph: pygraph) -> Differentiated | str:
     made = {t for node in graph.nodes for t in node.outputs.values()}
     outputs = [t for t in graph.tensors if t in made and not t.get_is_virtual() and t.get_data_type() in DIFFERENTIABLE]
-    found = {t: _drawn(graph, outputs, [t]) for t in graph.tensors if t not in made}
-    wrt = [t for t, drawn in found.items() if not isinstance(drawn, str)]
-    return _drawn(graph, outputs, wrt) if wrt else next(iter(found.values()), f"graph {graph.name!r} reads nothing")
+    found = {t: _gradients(graph, outputs, [t]) for t in graph.tensors if t not in made}
+    wrt = [t for t, gradient in found.items() if not isinstance(gradient, str)]
+    return _gradients(graph, outputs, wrt) if wrt else next(iter(found.values()), f"graph {graph.name!r} reads nothing")
 
 
-def _drawn(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | str:
+def _gradients(graph: pygraph, outputs: Sequence[Tensor], wrt: Sequence[Tensor]) -> Differentiated | str:
     """The graphs of gradients, or the reason why there are none."""
     try:
         return differentiate(graph, outputs, wrt)
@@ -56,7 +56,7 @@ def fault(torch, problem: GradientProblem, seed: int) -> str | None:
     """Fault of a gradient that differs from the outputs' change along a direction, in float64; None if there is
     none."""
     made = problem.made
-    forward, backward = (_in_double(given(graph).graph) for graph in (made.forward, made.backward))
+    forward, backward = (_in_double(sample_of(graph).graph) for graph in (made.forward, made.backward))
     source = torch.Generator().manual_seed(seed)
     inputs = reference.inputs(torch, forward, seed)
     values = _by_name(forward, reference.evaluated(torch, forward, inputs, wide=True))
@@ -78,12 +78,14 @@ def fault(torch, problem: GradientProblem, seed: int) -> str | None:
             for step in (_STEP, -_STEP)
         ]
         changes = [(ends[0][out] - ends[1][out]) * grads[given_name[out]] / (2 * _STEP) for out in made.given]
-        change, told = float(sum(c.sum() for c in changes)), found[grad.get_name()] * along
-        size = float(told.abs().sum()) + sum(
+        change, expected = float(sum(c.sum() for c in changes)), found[grad.get_name()] * along
+        size = float(expected.abs().sum()) + sum(
             float((values[out] * grads[given_name[out]]).abs().sum()) for out in made.given
         )
-        if abs(change - float(told.sum())) > _CLOSE * size:
-            return f"{t}: along a direction outputs change by {change:.9g}, its gradient says {float(told.sum()):.9g}"
+        if abs(change - float(expected.sum())) > _CLOSE * size:
+            return (
+                f"{t}: along a direction outputs change by {change:.9g}, its gradient says {float(expected.sum()):.9g}"
+            )
     return None
 
 

@@ -7,33 +7,35 @@ from graphfuse.contract.engine import Launch
 from graphfuse.emulator.check import Memory, check
 from graphfuse.emulator.compiler import Build
 from graphfuse.op_graph.ir import TensorId
-from graphfuse.testing.taken import Taken
-from graphfuse.testing.valued import ValuedGraph
+from graphfuse.testing.acceptance import AcceptedCase
+from graphfuse.testing.valued_graph import ValuedGraph
 
 _PAGE = 1 << 16  # between tensors
 MOST_THREADS = 1 << 16
 _LINES = 24  # lines of a sanitizer's report that are kept
 
 
-def emulated(one: Taken) -> bool:
+def emulated(one: AcceptedCase) -> bool:
     """True if the part is a kernel that the emulator runs from its source."""
     return one.device.kind == "emulator" and isinstance(one.part.outline, Launch) and len(_sources(one)) == 1
 
 
-def light(one: Taken) -> bool:
+def light(one: AcceptedCase) -> bool:
     """True if the launch has few enough threads to be run on the CPU in seconds."""
     return one.part.outline.grid * one.part.outline.block <= MOST_THREADS
 
 
-def source(one: Taken) -> str:
+def source(one: AcceptedCase) -> str:
     return _sources(one)[0]
 
 
-def _sources(one: Taken) -> tuple[str, ...]:
+def _sources(one: AcceptedCase) -> tuple[str, ...]:
     return one.engine.sources(one.part.facts, one.part.knobs)
 
 
-def fault(torch, one: Taken, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False) -> str | None:
+def fault(
+    torch, one: AcceptedCase, sanitizers: Build, tolerance: float, seed: int, in_place: bool = False
+) -> str | None:
     """Fault of the kernel in three orders of its threads; None if there is none. in_place: whether the engine's first
     pair of tensors that may share memory do so."""
     graph, subgraph = one.case.graph, one.part.region.subgraph

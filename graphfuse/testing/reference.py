@@ -17,7 +17,7 @@ _PLACE = {
 _SMALLEST = {data_type.HALF: 2.0**-14, data_type.FP8_E4M3: 2.0**-6, data_type.FP8_E5M2: 2.0**-14}
 _IN_DOUBLE = 1e-12
 """The tolerance of results computed in DOUBLE."""
-_BESIDE = 0.02
+_NEIGHBOURS = 0.02
 """Share of elements that may be rounded to the neighbour of the reference's result: those that lie between the two."""
 
 
@@ -80,11 +80,11 @@ def difference(
     same = (found == stored) | (found.isnan() & stored.isnan())
     made_by = graph.nodes[graph.producer[t.id]]
     if t.dtype in SMALL_INTEGERS and made_by.compute.is_float and not made_by.op.moved:
-        return _told(torch, t, found, stored, ~((found - stored).abs() <= 1), 0) or _told(
-            torch, t, found, stored, ~same, _BESIDE
+        return _mismatch(torch, t, found, stored, ~((found - stored).abs() <= 1), 0) or _mismatch(
+            torch, t, found, stored, ~same, _NEIGHBOURS
         )
     if t.dtype.facts.integers is not None or _in_steps(graph, t):
-        return _told(torch, t, found, stored, ~same, 0 if t.dtype.facts.integers is not None else _BESIDE)
+        return _mismatch(torch, t, found, stored, ~same, 0 if t.dtype.facts.integers is not None else _NEIGHBOURS)
     finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
     scale = torch.maximum(finite, finite.mean()) if finite.numel() else finite
     if all(node.compute is data_type.DOUBLE for node in graph.nodes):
@@ -100,8 +100,8 @@ def difference(
     if rounded:  # an element of a rounded value may be its neighbour, which affects a whole row that is reduced
         place = place + 0.05 * scale
     beyond = ~same & ~(apart <= slack + place)
-    return _told(torch, t, found, stored, beyond, 0) or _told(
-        torch, t, found, stored, off, _BESIDE if pointwise or not rounded else 1.0
+    return _mismatch(torch, t, found, stored, beyond, 0) or _mismatch(
+        torch, t, found, stored, off, _NEIGHBOURS if pointwise or not rounded else 1.0
     )
 
 
@@ -115,7 +115,7 @@ def _in_steps(graph: FrozenGraph, t: FrozenTensor) -> bool:
     return quantized or t.dtype.bits < 8 or t.dtype is data_type.FP8_E8M0
 
 
-def _told(torch, t: FrozenTensor, found: object, stored: object, wrong: object, share: float) -> str | None:
+def _mismatch(torch, t: FrozenTensor, found: object, stored: object, wrong: object, share: float) -> str | None:
     count = int(wrong.sum())
     if count <= max(share * t.elements, 1 if share else 0):
         return None

@@ -10,7 +10,7 @@ from graphfuse.contract.match import Pattern
 from graphfuse.op_graph.ir import Subgraph
 from graphfuse.planning import registry as plugins
 from graphfuse.planning.registry import Registry
-from graphfuse.testing.drawing import SampleGraph, drawings, given
+from graphfuse.testing.sample_graphs import SampleGraph, sample_of, samples
 
 REFERENCE = "reference"
 
@@ -23,7 +23,7 @@ class Subject:
     name: str
     registry: Registry
     engines: tuple[Engine, ...]
-    drawings: tuple[SampleGraph, ...]
+    samples: tuple[SampleGraph, ...]
 
 
 def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
@@ -36,7 +36,7 @@ def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
     if isinstance(what, pygraph):
         known = plugins.installed()
         checked = tuple(e for e in known.engines if e.name != REFERENCE)
-        return Subject(f"graph {what.name!r}", Registry(known.patterns, known.engines), checked, (given(what),))
+        return Subject(f"graph {what.name!r}", Registry(known.patterns, known.engines), checked, (sample_of(what),))
     parts = _parts(what)
     passed_patterns = tuple(p for p in parts if isinstance(p, Pattern))
     passed_engines = tuple(e for e in parts if isinstance(e, Engine))
@@ -44,7 +44,7 @@ def subject_of(what: object, graphs: Sequence[pygraph]) -> Subject:
     checked = passed_engines or tuple(e for e in known.engines if e.facts is not Subgraph)
     patterns = passed_patterns or known.patterns
     name = ", ".join(f"{'pattern' if isinstance(p, Pattern) else 'engine'} {p.name!r}" for p in parts)
-    bases = tuple(map(given, graphs)) or tuple(drawing for pattern in patterns for drawing in drawings(pattern))
+    bases = tuple(map(sample_of, graphs)) or tuple(sample for pattern in patterns for sample in samples(pattern))
     return Subject(name, Registry(patterns, known.engines), checked, bases)
 
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from graphfuse.planning.kernels import prepare
+from graphfuse.testing.acceptance import AcceptedCase, accepted_cases
 from graphfuse.testing.subject import Subject
-from graphfuse.testing.taken import Taken, taken
-from graphfuse.testing.valued import ValuedGraph
+from graphfuse.testing.valued_graph import ValuedGraph
 from graphfuse.testing.variants import CheckCase, resized
 from graphfuse.tuning.workbench import Workbench
 
@@ -19,15 +19,19 @@ def timed(torch, subject: Subject) -> Iterator[str]:
 
     here = device.get()
     for size in SIZES:
-        for drawing in subject.drawings:
-            graph = resized(drawing.graph, size)
-            found = [] if graph is None else list(taken(subject, CheckCase(drawing.name, graph, ()), here, Counter()))
+        for sample in subject.samples:
+            graph = resized(sample.graph, size)
+            found = (
+                []
+                if graph is None
+                else list(accepted_cases(subject, CheckCase(sample.name, graph, ()), here, Counter()))
+            )
             if found:
                 yield _line(torch, found[0])
                 break
 
 
-def _line(torch, one: Taken) -> str:
+def _line(torch, one: AcceptedCase) -> str:
     from graphfuse.runtime import timing
 
     graph, where = one.case.graph, one.device.memory
@@ -41,7 +45,7 @@ def _line(torch, one: Taken) -> str:
     return f"{shapes}: {ours.median:.1f} us, {limit.median / ours.median:.1%} of the stream limit"
 
 
-def calls_of(torch, one: Taken) -> Sequence[Callable[[], None]]:
+def calls_of(torch, one: AcceptedCase) -> Sequence[Callable[[], None]]:
     """Calls that run the part, one on each of several sets of buffers."""
     subgraph, valued = one.part.region.subgraph, ValuedGraph(torch, one.case.graph, 0)
     touched = [subgraph.graph.tensors[t] for t in dict.fromkeys((*subgraph.inputs, *subgraph.outputs))]

@@ -15,7 +15,7 @@ from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import verify
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId, packed_stride
 from graphfuse.ops.layouts import packed_like
-from graphfuse.testing.drawing import SampleGraph
+from graphfuse.testing.sample_graphs import SampleGraph
 
 Variation = Callable[[FrozenGraph], "FrozenGraph | None"]
 
@@ -48,24 +48,24 @@ class CheckCase:
     aspects: tuple[str, ...]
 
 
-def cases(drawing: SampleGraph, count: int, seed: int) -> Iterator[CheckCase]:
+def cases(sample: SampleGraph, count: int, seed: int) -> Iterator[CheckCase]:
     """One variant of each kind, then `count` that combine kinds at random."""
-    kinds = _kinds(drawing.graph)
-    small = resized(drawing.graph, _SMALL)
+    kinds = _kinds(sample.graph)
+    small = resized(sample.graph, _SMALL)
     for aspect, choices in kinds.items():
         for name, vary in choices.items():
-            start = drawing.graph if aspect in (PLAIN, SIZES) or small is None else small
-            yield from _case(drawing, start, {aspect: (name, vary)})
+            start = sample.graph if aspect in (PLAIN, SIZES) or small is None else small
+            yield from _case(sample, start, {aspect: (name, vary)})
     draw = random.Random(seed)
     for _ in range(count):
         chosen = {}
         for aspect in ASPECTS[1:]:
             if kinds[aspect] and (aspect == SIZES or draw.random() < 0.4):
                 chosen[aspect] = draw.choice(list(kinds[aspect].items()))
-        yield from _case(drawing, drawing.graph, chosen)
+        yield from _case(sample, sample.graph, chosen)
 
 
-def _case(drawing: SampleGraph, graph: FrozenGraph, chosen: Mapping[str, tuple[str, Variation]]) -> Iterator[CheckCase]:
+def _case(sample: SampleGraph, graph: FrozenGraph, chosen: Mapping[str, tuple[str, Variation]]) -> Iterator[CheckCase]:
     varied: FrozenGraph | None = graph
     for _, vary in chosen.values():
         varied = None if varied is None else vary(varied)
@@ -77,7 +77,7 @@ def _case(drawing: SampleGraph, graph: FrozenGraph, chosen: Mapping[str, tuple[s
         return
     shapes = ", ".join(f"{t.name} {t.dtype.name} {list(t.dim)}" for t in varied.bound)
     how = "; ".join(name for name, _ in chosen.values())
-    yield CheckCase(f"{drawing.name}: {how} [{shapes}]", varied, tuple(chosen))
+    yield CheckCase(f"{sample.name}: {how} [{shapes}]", varied, tuple(chosen))
 
 
 def _kinds(graph: FrozenGraph) -> Mapping[str, Mapping[str, Variation]]:

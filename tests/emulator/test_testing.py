@@ -31,9 +31,9 @@ from graphfuse.ops import OPS
 from graphfuse.runtime import nvrtc, toolkit
 from graphfuse.runtime.record import no_gpu
 from graphfuse.testing import Report
+from graphfuse.testing.acceptance import accepted_cases
 from graphfuse.testing.machine_code import CompiledResources, resources
 from graphfuse.testing.subject import subject_of
-from graphfuse.testing.taken import taken
 from graphfuse.testing.variants import cases
 from support import cubin
 from support import wrong_plugins as wrong
@@ -154,8 +154,8 @@ def test_machine_code_is_read_as_cuobjdump_does(engine):
 
 def _taken(engine):
     subject = subject_of((wrong.PATTERN, engine), ())
-    for case in cases(subject.drawings[0], 0, 0):
-        yield from taken(subject, case, EMULATOR, collections.Counter())
+    for case in cases(subject.samples[0], 0, 0):
+        yield from accepted_cases(subject, case, EMULATOR, collections.Counter())
 
 
 def test_no_elf_no_resources():
@@ -206,7 +206,7 @@ def test_a_graph_of_the_users():
 
 
 def test_graphs_that_no_template_draws():
-    """A user's graph in the place of drawings, for a pattern whose captures are of no shape that is guessed."""
+    """A user's graph instead of sample graphs, for a pattern whose captures are of no shape that is guessed."""
     graph = pygraph("given", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     a, b = graph.tensor([2, 3, 5], name="a"), graph.tensor([2, 3, 5], name="b")
     graph.relu(graph.add(a, b)).set_output()

@@ -16,7 +16,7 @@ from graphfuse.testing.variants import CheckCase
 
 
 @dataclass(frozen=True)
-class Taken:
+class AcceptedCase:
     """A case with the part of its plan that the engine under test runs."""
 
     case: CheckCase
@@ -36,7 +36,7 @@ class Taken:
         return max(t.span for t in self.case.graph.tensors)
 
 
-def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) -> Iterator[Taken]:
+def accepted_cases(subject: Subject, case: CheckCase, device: Device, declined: Counter) -> Iterator[AcceptedCase]:
     """Parts that each engine accepts, with the knobs that it proposes first and with other proposed knobs. declined:
     counts the reasons of engines that accept nothing of the case. Raises PluginError as planning does."""
     regions, without_facts = plan.matches(case.graph, subject.registry)
@@ -49,14 +49,18 @@ def taken(subject: Subject, case: CheckCase, device: Device, declined: Counter) 
         proposal = plan.propose(case.graph, regions, [engine, *others], device, widest(engine))
         parts = dict.fromkeys(part for p in proposal.plans for part in p.parts if part.engine is engine)
         if not parts:
-            said = [f"{v.engine}: {_aside(str(v.why))}" for v in proposal.verdicts if v.why and v.engine != REFERENCE]
-            declined.update(dict.fromkeys(said or [f"{engine.name}: no pattern of its facts matches"], 1))
+            reasons = [
+                f"{v.engine}: {_without_extents(str(v.why))}"
+                for v in proposal.verdicts
+                if v.why and v.engine != REFERENCE
+            ]
+            declined.update(dict.fromkeys(reasons or [f"{engine.name}: no pattern of its facts matches"], 1))
         first, *rest = [*parts] or [None]
         for part in (first, random.Random(case.name).choice(rest) if rest else None):
             if part is not None:
-                yield Taken(case, part, device)
+                yield AcceptedCase(case, part, device)
 
 
-def _aside(reason: str) -> str:
+def _without_extents(reason: str) -> str:
     """A reason without the extents and strides of a case, so that equal reasons are counted together."""
     return re.sub(r"\[[\d, ]*\]", "[..]", reason)

@@ -34,7 +34,7 @@ class SampleGraph:
     recorded: pygraph
 
 
-def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
+def samples(pattern: Pattern) -> Iterator[SampleGraph]:
     """Graphs that the pattern's templates describe, with each sensible choice of shapes, all tensors FLOAT. Each is
     also built without optional captures. A choice that the ops reject is skipped; so is a template without a required
     attribute, whose value only its author knows."""
@@ -46,14 +46,14 @@ def drawings(pattern: Pattern) -> Iterator[SampleGraph]:
         for used in [captures] if len(kept) == len(captures) else [captures, kept]:
             for kinds in _choices(len(used)):
                 try:
-                    graph = _drawn(outputs, dict(zip(used, kinds, strict=True)))
+                    graph = _build(outputs, dict(zip(used, kinds, strict=True)))
                 except (GraphfuseError, TypeError, ValueError):
                     continue
                 name = ", ".join(f"{c.name}: {kind}" for c, kind in zip(used, kinds, strict=True))
                 yield SampleGraph(f"{pattern.name} ({name})", lower(graph.frozen), graph)
 
 
-def given(graph: pygraph) -> SampleGraph:
+def sample_of(graph: pygraph) -> SampleGraph:
     """A user's graph, unchanged."""
     graph.validate()
     return SampleGraph(f"graph {graph.name!r}", lower(graph.frozen), graph)
@@ -72,7 +72,7 @@ def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
     return sorted(found, key=lambda c: c.name)
 
 
-def _drawn(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> pygraph:
+def _build(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> pygraph:
     graph = pygraph("drawn", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     tensors = {
         c: graph.tensor(list(SHAPES[kind]), name=c.name, is_pass_by_value=kind == "by value")
