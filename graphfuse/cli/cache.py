@@ -9,7 +9,7 @@ import typer
 
 from graphfuse.base.wording import counted, in_columns
 from graphfuse.cli import exits, output
-from graphfuse.cli.kept import CacheKind, kinds, summary
+from graphfuse.cli.cache_kinds import CacheKind, kinds, summary
 from graphfuse.cli.output import Json
 from graphfuse.explain.account import count
 from graphfuse.files.kept_file import KeptFile

@@ -12,7 +12,7 @@ from pathlib import Path
 from graphfuse.base.device import Device
 from graphfuse.base.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.base.wording import counted
-from graphfuse.cli.kept import CacheKind, kinds
+from graphfuse.cli.cache_kinds import CacheKind, kinds
 from graphfuse.files.kept_file import foreign
 
 FAULT = "fault"
@@ -40,7 +40,7 @@ def settings() -> Iterator[DoctorFinding]:
     from graphfuse.base.errors import DeviceError
     from graphfuse.runtime import device
 
-    asked: Mapping[str, Callable[[], object]] = {
+    checks: Mapping[str, Callable[[], object]] = {
         "GRAPHFUSE_DEVICE": device.get,
         "GRAPHFUSE_CACHE_DIR": read.cache_dir,
         "GRAPHFUSE_CACHE_LIMIT": lambda: read.cache_limit(1),
@@ -51,9 +51,9 @@ def settings() -> Iterator[DoctorFinding]:
         "GRAPHFUSE_VERIFY": read.verify,
     }
     wrong = False
-    for name, ask in asked.items():
+    for name, check in checks.items():
         try:
-            ask()
+            check()
         except (SettingError, DeviceError) as error:
             wrong = True
             yield DoctorFinding("settings", FAULT, str(error), f"unset {name}")

@@ -9,8 +9,8 @@ import typer
 
 from graphfuse.base.wording import in_columns
 from graphfuse.cli import cache, output
+from graphfuse.cli.cache_kinds import kinds, summary
 from graphfuse.cli.faults import findings
-from graphfuse.cli.kept import kinds, summary
 from graphfuse.cli.output import Json
 
 

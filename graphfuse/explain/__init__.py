@@ -7,12 +7,12 @@
 from collections.abc import Callable, Mapping
 
 from graphfuse.explain.account import Account
+from graphfuse.explain.builder import explained
 from graphfuse.explain.explanation import Explanation
 from graphfuse.explain.fallback import fallback
 from graphfuse.explain.graphviz import dot, svg
 from graphfuse.explain.mermaid import mermaid
 from graphfuse.explain.page import html
-from graphfuse.explain.planned import explained
 from graphfuse.explain.record import json
 from graphfuse.explain.text import text
 from graphfuse.explain.tree import plain_tree, tree
