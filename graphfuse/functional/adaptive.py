@@ -6,8 +6,8 @@ After such a sum, it may have scale and shift, or weight and bias.
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import INPUT, MAYBE_BIAS, MAYBE_WEIGHTS, OUT, RESIDUAL_OUT, SUMMAND
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, samples
 from graphfuse.op_graph.tensor import Tensor
@@ -15,11 +15,11 @@ from graphfuse.op_graph.tensor import Tensor
 _SCALE, _SHIFT = (TensorParameter(name, FLOATS, samples("input")) for name in ("scale", "shift"))
 
 
-def modulated(d: DrawnGraph, normal: Tensor) -> Tensor:
+def modulated(d: GraphBuilder, normal: Tensor) -> Tensor:
     return d.graph.add(d.graph.mul(normal, d.graph.add(d["scale"], 1.0)), d["shift"])
 
 
-def _gated_sum(d: DrawnGraph) -> Tensor:
+def _gated_sum(d: GraphBuilder) -> Tensor:
     summand = d.graph.mul(d["input"], d["gate"]) if "gate" in d else d["input"]
     return d.store_read("residual_out", d.graph.add(summand, d["residual"]))
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter
 
 NUMBERS = frozenset({"eps", "share"})
@@ -17,10 +17,10 @@ NUMBERS = frozenset({"eps", "share"})
 @dataclass(frozen=True)
 class Variant:
     """Form of a function for one choice of its options. arguments: its tensors, each after those that its shape depends
-    on. draw: builds the graph. options: names and values, for `draw`."""
+    on. build: builds the graph. options: names and values, for `build`."""
 
     arguments: tuple[TensorParameter, ...]
-    draw: Callable[[DrawnGraph], None]
+    build: Callable[[GraphBuilder], None]
     options: tuple[tuple[str, object], ...] = ()
 
 

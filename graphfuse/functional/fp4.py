@@ -7,9 +7,9 @@ import torch
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional import option
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, NORM_BESIDE, RESIDUAL, WEIGHT, added, beside, plain
+from graphfuse.functional.graph_builder import GraphBuilder
+from graphfuse.functional.norms import INPUT, MAYBE_NORM_OUT, RESIDUAL, WEIGHT, norm_of_input, norm_of_sum, store_norm
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
     FP8,
@@ -44,10 +44,15 @@ _FORMAT = ("block_size", "scale_format")
 
 
 def _variant(
-    draw: Callable[[DrawnGraph], Tensor], size: int, format: str, tiles: Mapping[str, bool], before: tuple, after: tuple
+    build: Callable[[GraphBuilder], Tensor],
+    size: int,
+    format: str,
+    tiles: Mapping[str, bool],
+    before: tuple,
+    after: tuple,
 ) -> Variant:
-    def quantize(d: DrawnGraph) -> None:
-        y = beside(d, draw(d))
+    def quantize(d: GraphBuilder) -> None:
+        y = store_norm(d, build(d))
         if "global_scale" in d:
             y = d.graph.mul(y, d["global_scale"])
         elements = d.layouts["y_fp4"].stored
@@ -74,17 +79,17 @@ _BOTH_LAYOUTS = {(): {"block_scale": True, "block_scale_unswizzled": False}}
 
 
 def _variants(
-    draw: Callable[[DrawnGraph], Tensor], layouts: Mapping[tuple, Mapping], before: tuple = (), after: tuple = ()
+    build: Callable[[GraphBuilder], Tensor], layouts: Mapping[tuple, Mapping], before: tuple = (), after: tuple = ()
 ) -> Mapping[tuple, Variant]:
     made = {
-        (format, key): _variant(draw, *format, tiles, before, after)
+        (format, key): _variant(build, *format, tiles, before, after)
         for format in set(_FORMATS.values())
         for key, tiles in layouts.items()
     }
     return {(*chosen, *key): made[format, key] for chosen, format in _FORMATS.items() for key in layouts}
 
 
-@function(_variants(plain, _ONE_LAYOUT), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout"))
+@function(_variants(norm_of_input, _ONE_LAYOUT), "y_fp4", "block_scale", chosen_by=(*_FORMAT, "is_sf_swizzled_layout"))
 def rmsnorm_fp4quant(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -153,14 +158,14 @@ def add_rmsnorm_fp4quant(
 
 # Two operators of torch, each with one number of results, and FlashInfer's one function.
 _one_layout = function(
-    _variants(added, _ONE_LAYOUT, (RESIDUAL,), (NORM_BESIDE,)),
+    _variants(norm_of_sum, _ONE_LAYOUT, (RESIDUAL,), (MAYBE_NORM_OUT,)),
     "y_fp4",
     "block_scale",
     chosen_by=(*_FORMAT, "is_sf_swizzled_layout"),
     without=("output_both_sf_layouts", "block_scale_unswizzled"),
 )(add_rmsnorm_fp4quant)
 _two_layouts = function(
-    _variants(added, _BOTH_LAYOUTS, (RESIDUAL,), (NORM_BESIDE,)),
+    _variants(norm_of_sum, _BOTH_LAYOUTS, (RESIDUAL,), (MAYBE_NORM_OUT,)),
     "y_fp4",
     "block_scale",
     "block_scale_unswizzled",

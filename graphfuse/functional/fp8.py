@@ -9,19 +9,19 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import (
     INPUT,
     MAYBE_BIAS,
+    MAYBE_NORM_OUT,
     MAYBE_WEIGHTS,
-    NORM_BESIDE,
     RESIDUAL,
     WEIGHT,
-    added,
-    beside,
-    centred,
-    plain,
+    layer_norm_of_input,
+    norm_of_input,
+    norm_of_sum,
+    store_norm,
 )
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, FP8, Rule, TensorParameter, blocks, like, one, rows
 from graphfuse.op_graph.tensor import Tensor
@@ -33,42 +33,42 @@ GROUP = 128
 """Elements of a group."""
 
 
-def _static(draw: Callable[[DrawnGraph], Tensor], *read: TensorParameter) -> Variant:
-    def quantize(d: DrawnGraph) -> None:
-        d.store("out", d.graph.mul(draw(d), d.graph.reciprocal(d["scale"])))
+def _static(build: Callable[[GraphBuilder], Tensor], *read: TensorParameter) -> Variant:
+    def quantize(d: GraphBuilder) -> None:
+        d.store("out", d.graph.mul(build(d), d.graph.reciprocal(d["scale"])))
 
     out = TensorParameter("out", FP8, like("input"), written=True)
     return Variant((INPUT, *read, TensorParameter("scale", FLOAT, one), out), quantize)
 
 
-def _by_rows(d: DrawnGraph, y: Tensor) -> None:
+def _by_rows(d: GraphBuilder, y: Tensor) -> None:
     g, largest = d.graph, d.layouts["out"].stored.facts.max
     scale = g.max(g.mul(d.by_rows(y, reduction_mode.AMAX), 1 / largest), 1 / (largest * SMALLEST))
     d.store("out", g.mul(y, g.reciprocal(scale)))
     d.store("scale", scale)
 
 
-def _by_groups(d: DrawnGraph, y: Tensor) -> None:
+def _by_groups(d: GraphBuilder, y: Tensor) -> None:
     values, scales = d.graph.block_scale_quantize(y, block_size=GROUP, axis=d.rank - 1)
     d.store("out", values)
     d.store("scale", scales)
 
 
 def _dynamic(
-    draw: Callable[[DrawnGraph], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
+    build: Callable[[GraphBuilder], Tensor], *read: TensorParameter, after: tuple[TensorParameter, ...] = ()
 ) -> Mapping[tuple, Variant]:
     """Variants by group_size."""
     first = read[0].name
     out = TensorParameter("out", FP8, like(first), written=True, new=torch.float8_e4m3fn)
 
-    def variant(quantize: Callable[[DrawnGraph, Tensor], None], shape: Rule) -> Variant:
+    def variant(quantize: Callable[[GraphBuilder, Tensor], None], shape: Rule) -> Variant:
         scale = TensorParameter("scale", FLOAT, shape, written=True, new=torch.float32)
-        return Variant((*read, out, scale, *after), lambda d: quantize(d, beside(d, draw(d))))
+        return Variant((*read, out, scale, *after), lambda d: quantize(d, store_norm(d, build(d))))
 
     return {(None,): variant(_by_rows, rows(first)), (GROUP,): variant(_by_groups, blocks(first, GROUP))}
 
 
-def _silu_mul(d: DrawnGraph) -> Tensor:
+def _silu_mul(d: GraphBuilder) -> Tensor:
     return d.graph.mul(d.graph.swish(d["gate"]), d["up"])
 
 
@@ -76,7 +76,7 @@ _GATE = TensorParameter("gate", FLOATS)
 _UP = TensorParameter("up", FLOATS, like("gate"))
 
 
-@function(_static(plain, WEIGHT))
+@function(_static(norm_of_input, WEIGHT))
 def rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
@@ -93,7 +93,7 @@ def rmsnorm_quant(
     """
 
 
-@function(_static(added, RESIDUAL, WEIGHT))
+@function(_static(norm_of_sum, RESIDUAL, WEIGHT))
 def fused_add_rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,  # noqa: A002
@@ -110,7 +110,7 @@ def fused_add_rmsnorm_quant(
     """
 
 
-@function(_static(centred, MAYBE_WEIGHTS, MAYBE_BIAS))
+@function(_static(layer_norm_of_input, MAYBE_WEIGHTS, MAYBE_BIAS))
 def layernorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,  # noqa: A002
@@ -126,7 +126,7 @@ def layernorm_quant(
     """
 
 
-@function(_dynamic(plain, INPUT, WEIGHT, after=(NORM_BESIDE,)), "out", "scale", chosen_by=("group_size",))
+@function(_dynamic(norm_of_input, INPUT, WEIGHT, after=(MAYBE_NORM_OUT,)), "out", "scale", chosen_by=("group_size",))
 def rmsnorm_quant_dynamic(
     input: torch.Tensor,  # noqa: A002
     weight: torch.Tensor,
@@ -155,7 +155,9 @@ def rmsnorm_quant_dynamic(
     """
 
 
-@function(_dynamic(added, INPUT, RESIDUAL, WEIGHT, after=(NORM_BESIDE,)), "out", "scale", chosen_by=("group_size",))
+@function(
+    _dynamic(norm_of_sum, INPUT, RESIDUAL, WEIGHT, after=(MAYBE_NORM_OUT,)), "out", "scale", chosen_by=("group_size",)
+)
 def fused_add_rmsnorm_quant_dynamic(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,

@@ -3,8 +3,8 @@
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, INTEGERS, TensorParameter, each_row, like, type_of
 
 OPTIONS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
@@ -14,7 +14,7 @@ INPUT = TensorParameter("input", FLOATS)
 TARGET = TensorParameter("target", INTEGERS, each_row("input"))
 
 
-def draw_loss(d: DrawnGraph) -> None:
+def build_loss(d: GraphBuilder) -> None:
     """Builds the loss of each row, and what its gradient requires, if that is an argument."""
     loss, logsumexp = d.graph.cross_entropy(d["input"], d.of_rows("target"), **d.options)
     d.store("loss", loss, of_rows=True)
@@ -22,7 +22,7 @@ def draw_loss(d: DrawnGraph) -> None:
         d.store("logsumexp", logsumexp, of_rows=True)
 
 
-def _draw_gradient(d: DrawnGraph) -> None:
+def _build_gradient(d: GraphBuilder) -> None:
     dloss, target, logsumexp = (d.of_rows(name) for name in ("grad", "target", "logsumexp"))
     d.store("dinput", d.graph.cross_entropy_backward(dloss, d["input"], target, logsumexp, **d.options))
 
@@ -34,7 +34,7 @@ _LOSS = Variant(
         TARGET,
         *(TensorParameter(name, FLOAT, _ROW, written=True, new=torch.float32) for name in ("loss", "logsumexp")),
     ),
-    draw_loss,
+    build_loss,
 )
 _GRADIENT = Variant(
     (
@@ -43,7 +43,7 @@ _GRADIENT = Variant(
         *(TensorParameter(name, FLOAT, _ROW) for name in ("logsumexp", "grad")),
         TensorParameter("dinput", FLOATS, like("input"), written=True, new=type_of("input")),
     ),
-    _draw_gradient,
+    _build_gradient,
 )
 
 

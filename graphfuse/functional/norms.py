@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
     FORMATS,
@@ -28,7 +28,7 @@ MAYBE_WEIGHTS = TensorParameter("weight", FLOATS, columns_or_heads("input"), opt
 MAYBE_BIAS = TensorParameter("bias", FLOATS, like_or_columns("weight", "input"), optional=True)
 RESIDUAL = TensorParameter("residual", FLOATS, like("input"), written=True)
 SUMMAND = TensorParameter("residual", FLOATS, like("input"))
-NORM_BESIDE = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
+MAYBE_NORM_OUT = TensorParameter("y_out", FLOATS, like("input"), written=True, optional=True)
 OUT = TensorParameter("out", FORMATS, like("input"), written=True, new=type_of("input"))
 RESIDUAL_OUT = TensorParameter("residual_out", FLOATS, like("input"), written=True, new=type_of("residual"))
 
@@ -42,57 +42,57 @@ def of_keys(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     return ((*q[:-2], *k[-2:-1], q[-1]),)
 
 
-def plain(d: DrawnGraph) -> Tensor:
+def norm_of_input(d: GraphBuilder) -> Tensor:
     """The norm of input."""
     return d.norm(d["input"])
 
 
-def centred(d: DrawnGraph) -> Tensor:
+def layer_norm_of_input(d: GraphBuilder) -> Tensor:
     """The layer norm of input."""
     return d.norm(d["input"], centred=True)
 
 
-def added(d: DrawnGraph) -> Tensor:
+def norm_of_sum(d: GraphBuilder) -> Tensor:
     """The norm of input + residual. The argument residual receives the sum rounded; the norm reads it unrounded."""
     return d.norm(_sum(d))
 
 
-def beside(d: DrawnGraph, y: Tensor) -> Tensor:
+def store_norm(d: GraphBuilder, y: Tensor) -> Tensor:
     """y, which is also written to the argument y_out if that is given."""
     return d.store_read("y_out", y) if "y_out" in d else y
 
 
-def _before_and_after(zero_centred: bool) -> Variant:
+def _norms_around_sum(zero_centred: bool) -> Variant:
     """A norm before and one after a residual sum, which is written to residual_out rounded and normalized unrounded."""
 
-    def draw(d: DrawnGraph) -> None:
+    def build(d: GraphBuilder) -> None:
         first = d.norm(d["input"], zero_centred=zero_centred)
         total = d.store_read("residual_out", d.graph.add(first, d["residual"]))
         d.store("out", d.norm(total, "next_weight", zero_centred=zero_centred))
 
     next_weight = TensorParameter("next_weight", FLOATS, columns("input"))
-    return Variant((INPUT, SUMMAND, WEIGHT, next_weight, OUT, RESIDUAL_OUT), draw)
+    return Variant((INPUT, SUMMAND, WEIGHT, next_weight, OUT, RESIDUAL_OUT), build)
 
 
-def _sum(d: DrawnGraph) -> Tensor:
+def _sum(d: GraphBuilder) -> Tensor:
     return d.store_read("residual", d.graph.add(d["input"], d["residual"]))
 
 
-def _norm(draw: Callable[[DrawnGraph], Tensor], *scales: TensorParameter) -> Variant:
-    return Variant((INPUT, *scales, OUT), lambda d: d.store("out", draw(d)))
+def _norm(build: Callable[[GraphBuilder], Tensor], *scales: TensorParameter) -> Variant:
+    return Variant((INPUT, *scales, OUT), lambda d: d.store("out", build(d)))
 
 
-def _in_place(draw: Callable[[DrawnGraph], Tensor], *scales: TensorParameter) -> Variant:
+def _in_place(build: Callable[[GraphBuilder], Tensor], *scales: TensorParameter) -> Variant:
     arguments = (
         TensorParameter("input", FLOATS, written=True),
         RESIDUAL,
         *scales,
         TensorParameter("out", FORMATS, like("input"), written=True, optional=True),
     )
-    return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", draw(d)))
+    return Variant(arguments, lambda d: d.store("out" if "out" in d else "input", build(d)))
 
 
-def _draw_qk(d: DrawnGraph) -> None:
+def _build_qk(d: GraphBuilder) -> None:
     for x in "qk":
         d.store(f"{x}_out", d.norm(d[x], f"{x}_weight"))
 
@@ -104,11 +104,11 @@ _QK = Variant(
         *(TensorParameter(f"{x}_weight", FLOATS, columns_or_heads(x)) for x in "qk"),
         *QK_OUT,
     ),
-    _draw_qk,
+    _build_qk,
 )
 
 
-@function(_norm(plain, WEIGHTS, BIAS), "out")
+@function(_norm(norm_of_input, WEIGHTS, BIAS), "out")
 def rmsnorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor,
@@ -146,7 +146,7 @@ def gemma_rmsnorm(
     """RMSNorm like ``rmsnorm``, times weight + 1 instead of weight, which is (hidden,), and without a bias."""
 
 
-@function(_in_place(added, WEIGHTS, BIAS))
+@function(_in_place(norm_of_sum, WEIGHTS, BIAS))
 def fused_add_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -179,7 +179,7 @@ def gemma_fused_add_rmsnorm(
     without a bias."""
 
 
-@function(_before_and_after(zero_centred=False), "out", "residual_out")
+@function(_norms_around_sum(zero_centred=False), "out", "residual_out")
 def sandwich_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -203,7 +203,7 @@ def sandwich_rmsnorm(
     """
 
 
-@function(_before_and_after(zero_centred=True), "out", "residual_out")
+@function(_norms_around_sum(zero_centred=True), "out", "residual_out")
 def gemma_sandwich_rmsnorm(
     input: torch.Tensor,  # noqa: A002
     residual: torch.Tensor,
@@ -240,7 +240,7 @@ def qk_rmsnorm(
     """
 
 
-@function(_norm(centred, MAYBE_WEIGHTS, MAYBE_BIAS), "out")
+@function(_norm(layer_norm_of_input, MAYBE_WEIGHTS, MAYBE_BIAS), "out")
 def layernorm(
     input: torch.Tensor,  # noqa: A002 - FlashInfer's spelling
     weight: torch.Tensor | None = None,

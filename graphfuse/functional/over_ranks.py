@@ -15,8 +15,8 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import WEIGHT
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
@@ -34,7 +34,7 @@ REST = ("eps", "out", "scale", "enable_pdl")
 DEFAULTS = {"eps": 1e-6, "out": None, "scale": None, "enable_pdl": None}
 
 
-def _draw(d: DrawnGraph) -> None:
+def _build(d: GraphBuilder) -> None:
     x = d.graph.all_reduce(d["x"], d["peers"], **d.options) if "peers" in d else d["x"]
     if "residual" in d:
         x = d.store_read("residual", d.graph.add(x, d["residual"]))
@@ -58,7 +58,7 @@ def _variant(tensors: tuple[str, ...]) -> Variant:
         TensorParameter("scale", FLOAT, one, optional=True),
         TensorParameter("out", FORMATS, like("x"), written=True, new=None if gathered else type_of("x")),
     )
-    return Variant(tuple(a for a in every if a.name in (*tensors, "scale", "out")), _draw)
+    return Variant(tuple(a for a in every if a.name in (*tensors, "scale", "out")), _build)
 
 
 def declared(name: str, *tensors: str) -> Function:

@@ -11,7 +11,7 @@ from graphfuse.base.enums import build_plan_policy, heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, GraphValidationError, ReferenceEngineWarning, VariantPackError
 from graphfuse.explain import explained, fallback
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.layout import Layout
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import Subgraph
@@ -44,17 +44,17 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
     """The problem of these layouts on a device. layouts: by argument, already checked. generation: of the tuned knobs
     (``tables.store``); problems are planned anew for each. Raises VariantPackError if the graph does not accept the
     layouts."""
-    drawing, planner = planned(name, variant, dict(layouts), device)
+    builder, planner = planned(name, variant, dict(layouts), device)
     planner.build(build_plan_policy.HEURISTICS_CHOICE)
-    _tell_of_fallback(name, planner)
-    return Problem(planner.at(planner.selected()), planner.executable(), drawing.pack)
+    _warn_of_fallback(name, planner)
+    return Problem(planner.at(planner.selected()), planner.executable(), builder.pack)
 
 
-def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[DrawnGraph, Planner]:
+def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[GraphBuilder, Planner]:
     """The graph of these layouts with its plans, none of which is built. Raises the errors of ``plan``."""
-    drawing = draw(name, variant, layouts, create_handle(device))
+    builder = build_graph(name, variant, layouts, create_handle(device))
     try:
-        planner = Planner(freeze(drawing.graph), drawing.graph.handle, (), ())
+        planner = Planner(freeze(builder.graph), builder.graph.handle, (), ())
     except GraphValidationError as error:  # errors of strides: the graph's tensors are named like the arguments
         raise VariantPackError(str(error)) from None
     try:
@@ -62,17 +62,17 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
     # kernels for the parts that they support, so that a row has the same bits as in other calls
     except GraphNotSupportedError:
         planner.create([*([heur_mode.A] * planner.device.runs_kernels), heur_mode.FALLBACK])
-    return drawing, planner
+    return builder, planner
 
 
-def _tell_of_fallback(name: str, planner: Planner) -> None:
+def _warn_of_fallback(name: str, planner: Planner) -> None:
     """Warns, once per function, if the reference engine runs a call on a device that runs kernels."""
     parts = planner.at(planner.selected()).parts
-    if name in told or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
+    if name in warned or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
         return
     why = fallback(explained(planner))
     if why is not None:
-        told.add(name)
+        warned.add(name)
         warnings.warn(
             f"graphfuse: {name} runs on the reference engine, which is slow: {why}. "
             "print(graphfuse.functional.explain(FUNCTION, *args)) tells more; this is said once for each function.",
@@ -81,11 +81,11 @@ def _tell_of_fallback(name: str, planner: Planner) -> None:
         )
 
 
-told: set[str] = set()
+warned: set[str] = set()
 """Names of functions that a warning was given for."""
 
 
-def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> DrawnGraph:
+def build_graph(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Handle) -> GraphBuilder:
     """The graph of these layouts, not planned yet. It computes in float64 if any tensor is float64, otherwise in
     float32."""
     double = any(t.stored is data_type.DOUBLE for t in layouts.values())
@@ -98,10 +98,10 @@ def draw(name: str, variant: Variant, layouts: Mapping[str, Layout], handle: Han
         intermediate_rounding="declared",
         handle=handle,
     )
-    drawing = DrawnGraph(graph, layouts, dict(variant.options))
-    variant.draw(drawing)
+    builder = GraphBuilder(graph, layouts, dict(variant.options))
+    variant.build(builder)
     if double:  # otherwise the result of a reduction would be rounded to FLOAT, its default
         for t in (t for node in graph.nodes for t in node.outputs.values()):
             if t.get_is_virtual() and t.get_data_type() is data_type.NOT_SET:
                 t.set_data_type(compute)
-    return drawing
+    return builder

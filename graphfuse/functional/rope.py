@@ -6,8 +6,8 @@ import torch
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import QK_OUT, of_keys
 from graphfuse.functional.tensor_parameter import (
     FLOAT,
@@ -58,7 +58,7 @@ def angle_parameters(of: str, types: Types = FLOATS) -> tuple[TensorParameter, T
     return table, TensorParameter("positions", INTEGERS, of_tokens(of))
 
 
-def angles(d: DrawnGraph) -> tuple[Tensor, Tensor]:
+def angles(d: GraphBuilder) -> tuple[Tensor, Tensor]:
     """The cosines and the sines of the tokens' positions."""
     name = "cos_sin_cache"
     table, positions, pairs = d.table(name), d.of_tokens("positions"), d.layouts[name].shape[1] // 2
@@ -68,7 +68,7 @@ def angles(d: DrawnGraph) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def heads(d: DrawnGraph, x: Tensor, first: int, end: int) -> Tensor:
+def heads(d: GraphBuilder, x: Tensor, first: int, end: int) -> Tensor:
     """Heads `first` to `end` - 1 of a tensor."""
     between = slice(None)
     return d.graph.slice(x, [*(between,) * (d.rank - 2), slice(first, end), between])
@@ -89,7 +89,7 @@ def _pages(name: str, of: str = "k") -> Rule:
     return rule
 
 
-def _joined_pages(d: DrawnGraph, name: str) -> None:
+def _joined_pages(d: GraphBuilder, name: str) -> None:
     t = d.layouts[name]
     page = t.shape[1] * t.stride[1]
     if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != page:
@@ -99,18 +99,18 @@ def _joined_pages(d: DrawnGraph, name: str) -> None:
         )
 
 
-def both(d: DrawnGraph) -> Tensor:
+def joined_heads(d: GraphBuilder) -> Tensor:
     """The heads of queries, then those of keys."""
     return d.graph.join(d["q"], d["k"], d.rank - 2)
 
 
-def heads_of(d: DrawnGraph, x: Tensor, name: str) -> Tensor:
-    """The heads of `both` that belong to the argument `name`, q or k."""
+def heads_of(d: GraphBuilder, x: Tensor, name: str) -> Tensor:
+    """The heads of `joined_heads` that belong to the argument `name`, q or k."""
     queries, keys = (d.layouts[name].shape[-2] for name in "qk")
     return heads(d, x, 0, queries) if name == "q" else heads(d, x, queries, queries + keys)
 
 
-def have_weights(d: DrawnGraph) -> bool:
+def have_weights(d: GraphBuilder) -> bool:
     """True if both have weights, False if none has. Raises VariantPackError if only one has."""
     given = [name in d for name in ("q_weight", "k_weight")]
     if given[0] != given[1]:
@@ -119,28 +119,28 @@ def have_weights(d: DrawnGraph) -> bool:
     return all(given)
 
 
-def turned(d: DrawnGraph, normal: Tensor) -> Tensor:
-    """Normalized heads of both, times their weights if these are given, and rotated."""
+def weighted_and_rotated(d: GraphBuilder, normal: Tensor) -> Tensor:
+    """The normalized heads of q and k, times their weights if these are given, and rotated."""
     if have_weights(d):
         weights = (d.for_heads(f"{name}_weight", d.layouts[name].shape[-2]) for name in "qk")
         normal = d.graph.mul(normal, d.graph.join(*weights, d.rank - 2))
     return rotated(d, normal)
 
 
-def rotated(d: DrawnGraph, x: Tensor) -> Tensor:
+def rotated(d: GraphBuilder, x: Tensor) -> Tensor:
     """Rotation of pairs of columns by the angles of their tokens. is_neox determines the pairs."""
     return d.graph.rotate_pairs(x, *angles(d), interleaved=not d.options["is_neox"])
 
 
-def draw(d: DrawnGraph) -> None:
+def build_per_head(d: GraphBuilder) -> None:
     """Builds both results, and the inverse RMS of each head if that is an argument."""
-    y, *inverse_rms = d.training_norm(both(d)) if "q_inverse_rms" in d else [d.norm(both(d), None)]
-    for name, made in (("out", turned(d, y)), *(("inverse_rms", t) for t in inverse_rms)):
+    y, *inverse_rms = d.training_norm(joined_heads(d)) if "q_inverse_rms" in d else [d.norm(joined_heads(d), None)]
+    for name, made in (("out", weighted_and_rotated(d, y)), *(("inverse_rms", t) for t in inverse_rms)):
         for x in "qk":
             d.store(f"{x}_{name}", heads_of(d, made, x))
 
 
-def draw_heads_together(d: DrawnGraph, x: str) -> None:
+def build_heads_together(d: GraphBuilder, x: str) -> None:
     """Builds the result of x, "q" or "k", with all heads of a token as a row, and the inverse RMS if that is an
     argument."""
     dim = d.layouts[x].shape
@@ -151,17 +151,17 @@ def draw_heads_together(d: DrawnGraph, x: str) -> None:
         d.store(f"{x}_out", rotated(d, d.graph.reshape(y).set_dim(dim)))
 
 
-def draw_across(d: DrawnGraph) -> None:
+def build_across(d: GraphBuilder) -> None:
     """Builds both results, with one kernel each. Their rows are tokens, so a kernel serves other numbers of these."""
     have_weights(d)
     for x in "qk":
-        draw_heads_together(d, x)
+        build_heads_together(d, x)
 
 
-def _draw_cached(d: DrawnGraph) -> None:
+def _build_cached(d: GraphBuilder) -> None:
     for name in ("k_cache", "v_cache"):
         _joined_pages(d, name)
-    y = turned(d, d.norm(both(d), None))
+    y = weighted_and_rotated(d, d.norm(joined_heads(d), None))
     slots = d.of_tokens("slot_mapping")
     d.store("q_out", heads_of(d, y, "q"))
     # All heads are divided, although only those of keys are stored: so it is one kernel.
@@ -169,7 +169,7 @@ def _draw_cached(d: DrawnGraph) -> None:
     d.scatter("v_cache", _divided(d, d["v"], "v_scale"), slots)
 
 
-def _divided(d: DrawnGraph, x: Tensor, scale: str) -> Tensor:
+def _divided(d: GraphBuilder, x: Tensor, scale: str) -> Tensor:
     return d.graph.mul(x, d.graph.reciprocal(d[scale])) if scale in d else x
 
 
@@ -200,7 +200,7 @@ _CACHED = (
 )
 
 
-@function(Variant((*_GIVEN, *QK_OUT), draw), "q_out", "k_out", chosen_by=("is_neox",))
+@function(Variant((*_GIVEN, *QK_OUT), build_per_head), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -232,7 +232,7 @@ def qk_norm_rope(
     """
 
 
-@function(Variant((*_GIVEN_ACROSS, *QK_OUT), draw_across), "q_out", "k_out", chosen_by=("is_neox",))
+@function(Variant((*_GIVEN_ACROSS, *QK_OUT), build_across), "q_out", "k_out", chosen_by=("is_neox",))
 def qk_norm_rope_across_heads(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -259,7 +259,7 @@ def qk_norm_rope_across_heads(
     """
 
 
-@function(Variant(_CACHED, _draw_cached), "q_out", chosen_by=("is_neox",))
+@function(Variant(_CACHED, _build_cached), "q_out", chosen_by=("is_neox",))
 def qk_norm_rope_cache(
     q: torch.Tensor,
     k: torch.Tensor,

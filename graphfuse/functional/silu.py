@@ -4,17 +4,17 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
-from graphfuse.functional.norms import INPUT, OUT, WEIGHT, plain
+from graphfuse.functional.graph_builder import GraphBuilder
+from graphfuse.functional.norms import INPUT, OUT, WEIGHT, norm_of_input
 from graphfuse.functional.tensor_parameter import FLOATS, FORMATS, PAIRS, TensorParameter, blocks, like, type_of, types
 from graphfuse.ops import block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)
 
 
-def _draw_silu(d: DrawnGraph) -> None:
-    z = d.graph.swish(plain(d))
+def _build_silu(d: GraphBuilder) -> None:
+    z = d.graph.swish(norm_of_input(d))
     if "block_scale" in d:
         z, scales = d.graph.block_scale_quantize(z, block_size=_BLOCK, axis=d.rank - 1)
         d.store("block_scale", scales)
@@ -35,11 +35,11 @@ _SILU = Variant(
             only=("out", PAIRS),
         ),
     ),
-    _draw_silu,
+    _build_silu,
 )
 _GATE = Variant(
     (INPUT, WEIGHT, TensorParameter("gate", FLOATS, like("input")), OUT),
-    lambda d: d.store("out", d.graph.mul(d.graph.swish(plain(d)), d["gate"])),
+    lambda d: d.store("out", d.graph.mul(d.graph.swish(norm_of_input(d)), d["gate"])),
 )
 
 

@@ -4,8 +4,8 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import INPUT, OUT
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, rows
 from graphfuse.op_graph.tensor import Tensor
@@ -13,7 +13,7 @@ from graphfuse.op_graph.tensor import Tensor
 _PER_ROW = TensorParameter("out", FLOATS, rows("input"), written=True, new=torch.float32)
 
 
-def of_unit_length(d: DrawnGraph, x: Tensor) -> Tensor:
+def of_unit_length(d: GraphBuilder, x: Tensor) -> Tensor:
     """x divided by the length of each row, which is also written to the argument "length" if there is one."""
     length = d.by_rows(x, reduction_mode.NORM2)
     if "length" in d:

@@ -108,7 +108,7 @@ def test_others_are_refused(other):
 
 
 def test_warns_once_of_the_reference_engine(emulator):
-    problem.told.clear()
+    problem.warned.clear()
     spread = x(10, 128)[:, ::2]
     with pytest.warns(ReferenceEngineWarning) as said:
         for rows in (3, 5, 7):
@@ -122,7 +122,7 @@ def test_warns_once_of_the_reference_engine(emulator):
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_no_warning_where_a_kernel_runs(emulator, rows):
-    problem.told.clear()
+    problem.warned.clear()
     problem.plan.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -131,7 +131,7 @@ def test_no_warning_where_a_kernel_runs(emulator, rows):
 
 def test_no_warning_where_there_are_no_kernels(monkeypatch):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", "cpu")
-    problem.told.clear()
+    problem.warned.clear()
     problem.plan.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

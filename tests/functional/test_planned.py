@@ -16,7 +16,7 @@ def graphs(monkeypatch):
     found, plan = [], problem.plan.__wrapped__
 
     def both(name, variant, layouts, device, generation):
-        graph = problem.draw(name, variant, dict(layouts), create_handle("emulator")).graph
+        graph = problem.build_graph(name, variant, dict(layouts), create_handle("emulator")).graph
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([heur_mode.OPENSOURCE])

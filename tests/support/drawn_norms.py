@@ -4,7 +4,7 @@ activated, on both sides of a residual sum, and of length 1."""
 from dataclasses import dataclass, replace
 
 from graphfuse.base.enums import norm_forward_phase, reduction_mode
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter, columns
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import (
@@ -41,7 +41,7 @@ class GatedNorm(ByRule):
     kept = ("x", "gate", "weight", "inverse_rms")
     gradients = (DX, DGATE, DWEIGHT)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         rounded = "x" if self.rounded else None
         gate = d.graph.sigmoid if self.sigmoid else d.graph.swish
         x = d.graph.mul(d["x"], gate(d["gate"])) if self.gate_first else d["x"]
@@ -69,12 +69,12 @@ class NormAddNorm(ByRule):
     gradients = (DX, gradient_of("residual", "total"), *(gradient_of(a.name, over_rows="sum") for a in WEIGHTS))
     shared = passed = {}
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         total = d.graph.add(d.rounded(self._norm(d, d["x"], ""), "x"), d["residual"])
         d.store("total", total)
         d.store("y", self._norm(d, total, "next_"))
 
-    def _norm(self, d: DrawnGraph, x, prefix: str):
+    def _norm(self, d: GraphBuilder, x, prefix: str):
         scale, statistic = d.weight(f"{prefix}weight", self.zero_centred), f"{prefix}inverse_rms"
         phase = norm_forward_phase.TRAINING if statistic in d else norm_forward_phase.INFERENCE
         given = None if self.rounded else scale
@@ -92,7 +92,7 @@ class UnitNorm(ByRule):
     tensors = (X, TensorParameter("weight", TYPES, columns("x"), optional=True))
     results = (replace(Y, strides="x"),)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         graph, length = d.graph, d.by_rows(d["x"], reduction_mode.NORM2)
         length = d.rounded(length, "x") if self.rounded else length
         y = d.rounded(graph.div(d["x"], graph.max(length, d.number("eps"))), "x")

@@ -143,7 +143,7 @@ def engines(monkeypatch):
     found, plan = {}, problem.plan.__wrapped__
 
     def both(name, variant, layouts, device, generation):
-        graph = problem.draw(name, variant, dict(layouts), create_handle("emulator")).graph
+        graph = problem.build_graph(name, variant, dict(layouts), create_handle("emulator")).graph
         graph.build_operation_graph()
         graph.create_execution_plans([heur_mode.OPENSOURCE, heur_mode.FALLBACK])
         found[name] = graph.get_engine_and_knobs_at_index(0)[0]

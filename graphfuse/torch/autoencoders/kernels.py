@@ -7,8 +7,8 @@ They are for inference. ``input`` is the result of a convolution without its bia
 import torch
 
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import INPUT, OUT, WEIGHT
 from graphfuse.functional.tensor_parameter import FLOATS, TensorParameter, columns, like
 
@@ -17,7 +17,7 @@ _RESIDUAL = TensorParameter("residual", FLOATS, like("input"), optional=True)
 _TOTAL = TensorParameter("total", FLOATS, like("input"), written=True, optional=True)
 
 
-def _draw_norm(d: DrawnGraph) -> None:
+def _build_norm(d: GraphBuilder) -> None:
     total = d.graph.add(d["input"], d["addend"])
     total = d.graph.add(total, d["residual"]) if "residual" in d else total
     if "total" in d:
@@ -25,7 +25,7 @@ def _draw_norm(d: DrawnGraph) -> None:
     d.store("out", d.graph.swish(d.norm(total)))
 
 
-@function(Variant((INPUT, _ADDEND, WEIGHT, _RESIDUAL, _TOTAL, OUT), _draw_norm), "out")
+@function(Variant((INPUT, _ADDEND, WEIGHT, _RESIDUAL, _TOTAL, OUT), _build_norm), "out")
 def biased_rmsnorm_silu(
     input: torch.Tensor,  # noqa: A002 - as in the other functions
     addend: torch.Tensor,

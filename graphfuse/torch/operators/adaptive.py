@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from graphfuse.functional import adaptive
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter, like, samples
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import DX, INVERSE_STD, MEAN, TYPES, X, gradient_of, sum_of
@@ -20,6 +20,6 @@ class AdaLayerNorm(ByRule):
     kept = ("x", "scale", "mean", "inverse_std")
     gradients = (DX, gradient_of("scale", over_rows="sum"), sum_of("shift", like("scale")))
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         y = d.norm(d["x"], None, centred=True, statistics=("mean", "inverse_std"))
         d.store("y", adaptive.modulated(d, y))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
 
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import Rule, TensorParameter
 from graphfuse.torch.operators.computation import Computation
 
@@ -55,7 +55,7 @@ class Both(Computation):
         second = second if second.shape else replace(second, shape=self.rows, free=True)
         return tuple({a.name: a for a in (first, second, *others)}.values())
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def _backward(self, d: GraphBuilder) -> None:
         for one in self.each:
             if any(a is not None and a.name in d for a in one.gradients):
-                one.backward.draw(d)
+                one.backward.build(d)

@@ -12,7 +12,7 @@ from functools import cached_property
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import MalformedError
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.layout import Layout
 from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.freeze import freeze
@@ -33,10 +33,10 @@ class Pulled:
     d: the backward graph. of: whose forward graph it is. draw: draws that.
     """
 
-    def __init__(self, d: DrawnGraph, of: Computation, draw: Callable[[DrawnGraph], None]):
+    def __init__(self, d: GraphBuilder, of: Computation, draw: Callable[[GraphBuilder], None]):
         self.d, self.of = d, of
         graph = empty_graph(d.graph.name, d.graph.compute_data_type)
-        self.forward = DrawnGraph(graph, self._layouts(), d.options)
+        self.forward = GraphBuilder(graph, self._layouts(), d.options)
         draw(self.forward)
         freeze(graph)
         names = {t: self.forward.pack.get(t.get_name()) for t in graph.tensors}
@@ -93,7 +93,7 @@ class Pulled:
 class ByRule(Computation):
     """Computation whose gradients the rules draw."""
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def _backward(self, d: GraphBuilder) -> None:
         pulled = Pulled(d, self, self._forward)
         drawn = {pulled.asked[t]: grad for t, grad in pulled.gradients([*pulled.asked]).items()}
         lacking = [a.name for a in self.gradients if a is not None and a.name in d and a.name not in drawn]
@@ -102,7 +102,7 @@ class ByRule(Computation):
         store(d, drawn)
 
 
-def store(d: DrawnGraph, gradients: dict[str, Tensor], of_rows: Collection[str] = ()) -> None:
+def store(d: GraphBuilder, gradients: dict[str, Tensor], of_rows: Collection[str] = ()) -> None:
     """Write gradients to arguments. What is read, or is the gradient of several, is not rounded for the others.
     of_rows: arguments that have a value a row and no last dimension."""
     read = [t for node in d.graph.nodes for t in node.inputs.values()] + [*gradients.values()]

@@ -9,8 +9,8 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import function
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import INPUT
 from graphfuse.functional.tensor_parameter import FLOAT, FLOATS, Shape, TensorParameter, like, rows, type_of
 from graphfuse.op_graph.tensor import Tensor
@@ -23,7 +23,7 @@ def _of_channels(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     return ((samples, others[0], 1, 1) if len(others) == 3 else (samples, 1, others[-1]),)
 
 
-def _draw_moments(d: DrawnGraph) -> None:
+def _draw_moments(d: GraphBuilder) -> None:
     mean = d.by_rows(d["input"], reduction_mode.AVG)
     centred = d.graph.sub(d["input"], mean)
     d.store_read("mean", mean)
@@ -31,7 +31,7 @@ def _draw_moments(d: DrawnGraph) -> None:
     d.store("variance", d.graph.add(variance, d.number("eps")))
 
 
-def _scaled(d: DrawnGraph) -> Tensor:
+def _scaled(d: GraphBuilder) -> Tensor:
     return d.graph.add(d.graph.mul(d["input"], d["scale"]), d["shift"])
 
 

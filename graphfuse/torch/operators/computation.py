@@ -8,7 +8,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.functional.declaration import Variant
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import (
     FLOATS,
     Rule,
@@ -146,8 +146,8 @@ class Computation:
         names = (a.name for a in self.backward.arguments if not a.written)
         return tuple(self.kept[0] if name == self.normalized.name else name for name in names)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         raise NotImplementedError
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def _backward(self, d: GraphBuilder) -> None:
         raise NotImplementedError

@@ -7,7 +7,7 @@ import torch
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.base.wording import with_article
-from graphfuse.functional.losses import OPTIONS, draw_loss
+from graphfuse.functional.losses import OPTIONS, build_loss
 from graphfuse.functional.tensor_parameter import INTEGERS, TensorParameter, each_row
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import STATISTICS, TYPES, gradient_of, type_computed_in
@@ -32,7 +32,7 @@ class CrossEntropy(ByRule):
     gradients = (gradient_of("input", asked=None), None)
 
     read_backward = (*tensors, TensorParameter("logsumexp", STATISTICS, _ROW), TensorParameter("dy", STATISTICS, _ROW))
-    _forward = staticmethod(draw_loss)
+    _forward = staticmethod(build_loss)
 
 
 _CROSS_ENTROPY = differentiable("cross_entropy_loss", CrossEntropy())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators.by_rule import ByRule
@@ -67,7 +67,7 @@ class Norm(ByRule):
     def gradients(self) -> tuple[TensorParameter, ...]:
         return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 
-    def summed(self, d: DrawnGraph) -> Tensor:
+    def summed(self, d: GraphBuilder) -> Tensor:
         """Tensor that is normalized."""
         if not self.residual:
             return d["x"]
@@ -75,12 +75,12 @@ class Norm(ByRule):
         d.store("total", total)
         return total
 
-    def finish(self, d: DrawnGraph, y: Tensor) -> None:
+    def finish(self, d: GraphBuilder, y: Tensor) -> None:
         """Store y, which has weight and bias, after SiLU and gate."""
         y = d.graph.swish(y) if self.silu else y
         d.store("y", d.graph.mul(y, d["gate"]) if self.gate else y)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         rounded, statistics = "x" if self.rounded else None, [a.name for a in self.statistics]
         kind = {"centred": self.centred, "zero_centred": self.zero_centred}
         self.finish(d, d.norm(self.summed(d), **kind, rounded=rounded, statistics=statistics))

@@ -21,7 +21,7 @@ import torch
 
 from graphfuse.base.enums import reduction_mode
 from graphfuse.functional.declaration import RankColumns, Variant
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators import by_rule
@@ -93,19 +93,19 @@ class NormByColumns:
         names = ("along", "level")[: 1 + self.norm.centred]
         return tuple(TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in names)
 
-    def _measure(self, d: DrawnGraph) -> None:
+    def _measure(self, d: GraphBuilder) -> None:
         squares, mean = self._squares(d, self.norm.summed(d))
         d.store(self.measured.arguments[-1].name, squares)
         if mean is not None:
             d.store_read("own_mean", mean)
 
-    def _squares(self, d: DrawnGraph, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _squares(self, d: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
         mean = d.by_rows(x, reduction_mode.AVG) if self.norm.centred else None
         centred = x if mean is None else d.graph.sub(x, mean)
         return d.by_rows(d.graph.mul(centred, centred)), mean
 
-    def _finish(self, d: DrawnGraph) -> None:
+    def _finish(self, d: GraphBuilder) -> None:
         graph, x = d.graph, d["total" if self.norm.residual else "x"]
         squares = graph.add(self._squares(d, x)[0], d["elsewhere"])
         inverse = graph.rsqrt(graph.add(graph.mul(squares, d.number("share")), d.number("eps")))
@@ -113,14 +113,14 @@ class NormByColumns:
         scale, rounded = d.weight(zero_centred=self.norm.zero_centred), "x" if self.norm.rounded else None
         self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
-    def _measure_backward(self, d: DrawnGraph) -> None:
+    def _measure_backward(self, d: GraphBuilder) -> None:
         pulled, y = self._pulled(d)
         grad = pulled.gradients([y])[y]
         d.store("along", d.by_rows(d.graph.mul(grad, pulled.walk.value(y))))
         if self.norm.centred:
             d.store("level", d.by_rows(grad))
 
-    def _finish_backward(self, d: DrawnGraph) -> None:
+    def _finish_backward(self, d: GraphBuilder) -> None:
         graph, (pulled, y) = d.graph, self._pulled(d)
         sums = [name for name in pulled.asked.values() if name in ("dx", "dresidual")]
         wanted = {t: name for t, name in pulled.asked.items() if name not in sums}
@@ -142,11 +142,11 @@ class NormByColumns:
             gradients |= dict.fromkeys(sums, dx)
         by_rule.store(d, gradients)
 
-    def _pulled(self, d: DrawnGraph) -> tuple[by_rule.Pulled, Tensor]:
+    def _pulled(self, d: GraphBuilder) -> tuple[by_rule.Pulled, Tensor]:
         """Gradients by rule, and the norm without weight and bias, up to which they go."""
         norm, kind = self.norm, {"centred": self.norm.centred}
 
-        def draw(d: DrawnGraph) -> None:
+        def draw(d: GraphBuilder) -> None:
             normal = d.norm(norm.summed(d), None, **kind, statistics=[a.name for a in norm.statistics])
             norm.finish(d, d.scaled(normal, d.weight(zero_centred=norm.zero_centred), d.get("bias"), None))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.softmax import of_unit_length
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import DX, of_rows
@@ -17,5 +17,5 @@ class Normalize(ByRule):
     kept = ("x", "length")
     gradients = (DX,)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         d.store("y", of_unit_length(d, d["x"]))

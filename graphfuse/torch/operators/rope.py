@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from graphfuse.functional import sharding
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import of_keys
-from graphfuse.functional.rope import draw, draw_across, draw_heads_together, heads_and_angles, rotated
+from graphfuse.functional.rope import build_across, build_heads_together, build_per_head, heads_and_angles, rotated
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.both import Both
 from graphfuse.torch.operators.by_rule import ByRule
@@ -40,7 +40,7 @@ class RotatedNorm(ByRule):
         dy, *others = super().read_backward
         return *others, TensorParameter(f"d{self.x}_out", TYPES, like(self.x), optional=True)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         y = d.norm(d[self.x], f"{self.x}_weight", statistics=(f"{self.x}_inverse_rms",))
         d.store(f"{self.x}_out", rotated(d, y))
 
@@ -55,10 +55,10 @@ class RotatedNormAcross(RotatedNorm):
         self.statistics = (replace(*self.statistics, shape=lambda shapes: ((*shapes[x][:-2], 1),)),)
         self.normalized = replace(self.normalized, row_axes=2)
 
-    def _forward(self, d: DrawnGraph) -> None:
-        draw_heads_together(d, self.x)
+    def _forward(self, d: GraphBuilder) -> None:
+        build_heads_together(d, self.x)
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def _backward(self, d: GraphBuilder) -> None:
         with d.of_rank(d.rank - 1):
             super()._backward(d)
 
@@ -68,14 +68,14 @@ class RotatedHeads(Both):
 
     options = ("is_neox",)
     each, rows = (RotatedNorm("q"), RotatedNorm("k")), staticmethod(of_keys)
-    _forward = staticmethod(draw)
+    _forward = staticmethod(build_per_head)
 
 
 class RotatedHeadsAcross(RotatedHeads):
     """The same with all heads of a token normalized together."""
 
     each = RotatedNormAcross("q"), RotatedNormAcross("k")
-    _forward = staticmethod(draw_across)
+    _forward = staticmethod(build_across)
 
 
 _run = differentiable("differentiable_qk_norm_rope", RotatedHeads()).run

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import TYPES
@@ -18,6 +18,6 @@ class Softmax(ByRule):
     normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # in strides of its own
     gradients = (TensorParameter("dx", TYPES, like("dy"), written=True, new=type_of("dy"), asked="needs_dx"),)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         op = d.graph.log_softmax if self.log else d.graph.softmax
         d.store("y", op(d["x"]))

@@ -12,7 +12,7 @@ from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphNotSupportedError, SerializedError, VariantPackError
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.layout import Layout
 from graphfuse.functional.problem import planned
 from graphfuse.functional.tensor_parameter import FLOATS, INTEGERS, Shape, TensorParameter, types
@@ -247,7 +247,7 @@ class RegionGraphs(Computation):
 
     # Graphs.
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         given = {one.name: read_input(d, one) for one in self.program.inputs}
         # Statistics; gradients are not asked about where there is none.
         kept = [name for name in d.layouts if name not in self._named]
@@ -262,7 +262,7 @@ class RegionGraphs(Computation):
         """Names of what it takes and returns."""
         return frozenset(a.name for a in (*self.tensors, *self.results))
 
-    def _backward(self, d: DrawnGraph) -> None:
+    def _backward(self, d: GraphBuilder) -> None:
         shape = d.layouts[self.first].shape
         forward, given, made = self._drawn(shape)
         names = {t: one.name for one in self.program.inputs for t in (given[one.name],)}
@@ -313,7 +313,7 @@ def _identifier(name: str) -> str:
     return name.replace("::", "_")
 
 
-def read_input(d: DrawnGraph, one: RegionInput) -> Tensor:
+def read_input(d: GraphBuilder, one: RegionInput) -> Tensor:
     return d.of_rows(one.name) if one.extents.without_columns else d[one.name]
 
 

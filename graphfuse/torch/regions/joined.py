@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from graphfuse.base.errors import VariantPackError
-from graphfuse.functional.drawing import DrawnGraph
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.op_graph.freeze import infer
 from graphfuse.op_graph.tensor import Tensor
@@ -41,7 +41,7 @@ class JoinedGraphs(Both):
             raise VariantPackError(f"{first} has shape {tuple(shapes[first])}; accepted: {expected} for {heads}")
         return ((*rows, other, columns),)
 
-    def _forward(self, d: DrawnGraph) -> None:
+    def _forward(self, d: GraphBuilder) -> None:
         first, second = self.each
         pairs = zip(first.program.inputs, second.program.inputs, strict=True)
         given = {one.name: self._read(d, one, other) for one, other in pairs}
@@ -52,7 +52,7 @@ class JoinedGraphs(Both):
         for one, other in zip(first.program.outputs, second.program.outputs, strict=True):
             self._store(d, made[one.step], one.name, other.name)
 
-    def _read(self, d: DrawnGraph, one: RegionInput, other: RegionInput) -> Tensor:
+    def _read(self, d: GraphBuilder, one: RegionInput, other: RegionInput) -> Tensor:
         if one == other:
             return read_input(d, one)
         pairs = zip((one.name, other.name), self.program.joined, strict=True)
@@ -60,7 +60,7 @@ class JoinedGraphs(Both):
         infer(d.graph, d.graph.nodes[-1])  # for reductions that read it
         return made
 
-    def _store(self, d: DrawnGraph, t: Tensor, *names: str) -> None:
+    def _store(self, d: GraphBuilder, t: Tensor, *names: str) -> None:
         cut, whole = self.program.joined[0], [slice(None)] * (d.rank - 2)
         for name, part in zip(names, (slice(cut), slice(cut, None)), strict=True):
             d.store(name, d.graph.slice(t, [*whole, part, slice(None)]))

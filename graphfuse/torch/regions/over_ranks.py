@@ -18,8 +18,8 @@ from torch.fx import Node
 from graphfuse.base.errors import SerializedError, VariantPackTypeError
 from graphfuse.functional import symmetric
 from graphfuse.functional.declaration import Function, Variant
-from graphfuse.functional.drawing import DrawnGraph
 from graphfuse.functional.function import entry
+from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.over_ranks import PEERS
 from graphfuse.op_graph.freeze import infer
@@ -59,7 +59,7 @@ class SummedRegion:
         variant = Variant(arguments, self._draw)
         return entry(Function("region_over_ranks", names, {}, ("rank",), variant, made), _refused)
 
-    def _draw(self, d: DrawnGraph) -> None:
+    def _draw(self, d: GraphBuilder) -> None:
         program = self.graphs.program
         given = {one.name: read_input(d, one) for one in program.inputs}
         name = program.inputs[self.summed].name

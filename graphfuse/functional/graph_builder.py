@@ -13,7 +13,7 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.runtime import storage
 
 
-class DrawnGraph:
+class GraphBuilder:
     """A graph, and the parameter of each tensor in its variant pack. layouts: of the arguments in use; tensors of lower
     rank than the first get leading extents of 1. options: names and values of the options that the graph depends on."""
 
