@@ -7,7 +7,7 @@ operator of torch, ``graphfuse::NAME``, which torch.compile and torch.export use
 from graphfuse.functional import sharding
 from graphfuse.functional.adaptive import adalayernorm, add_adalayernorm, add_layernorm
 from graphfuse.functional.all_reduce import all_reduce_add_rmsnorm
-from graphfuse.functional.explained import explain
+from graphfuse.functional.explanation import explain
 from graphfuse.functional.fp4 import add_rmsnorm_fp4quant, rmsnorm_fp4quant
 from graphfuse.functional.fp8 import (
     fused_add_rmsnorm_quant,

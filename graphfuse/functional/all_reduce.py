@@ -6,10 +6,10 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.functional import rank_operators, symmetric
 from graphfuse.functional.operator import fake_tensors
-from graphfuse.functional.over_ranks import accepted, declared, eager, group_of
+from graphfuse.functional.rank_functions import check_call, declare, eager, group_of
 
-_AFTER = declared("all_reduce_add_rmsnorm", "x", "residual", "weight")
-_one_kernel = eager(declared("all_reduce_add_rmsnorm", "x", "residual", "weight", "peers"))
+_AFTER = declare("all_reduce_add_rmsnorm", "x", "residual", "weight")
+_one_kernel = eager(declare("all_reduce_add_rmsnorm", "x", "residual", "weight", "peers"))
 _after = eager(_AFTER)
 
 
@@ -49,7 +49,7 @@ def all_reduce_add_rmsnorm(
     if peers is not None:
         given = x, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
         return peers.call(_AFTER.name, _one_kernel, *given)
-    accepted(_AFTER, x, residual, weight, eps, out, scale, enable_pdl)
+    check_call(_AFTER, x, residual, weight, eps, out, scale, enable_pdl)
     total = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=group)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out

@@ -12,7 +12,7 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import VariantPackError
 from graphfuse.contract.row_counts import row_class
-from graphfuse.functional import watched
+from graphfuse.functional import autograd_check
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.layout import Layout, check, check_given, layout
 from graphfuse.functional.planning import PlannedProblem, Planning
@@ -64,7 +64,7 @@ class AcceptedCall:
             raise VariantPackError(f"{first} is on {device}; accepted: cpu, cuda")
         check(variant.arguments, layouts)
         numbers = {name: _number(name, given[name]) for name in f.numbers}
-        watched.refuse({a.name: given.get(a.name) for a in variant.arguments if a.written})
+        autograd_check.check_written({a.name: given.get(a.name) for a in variant.arguments if a.written})
         return cls(f, variant, given, tensors, numbers, layouts, generation)
 
     @property

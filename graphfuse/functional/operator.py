@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from graphfuse.functional import option, watched
+from graphfuse.functional import autograd_check, option
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.layout import check, check_given, fake_layout
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, complete
@@ -43,7 +43,7 @@ def pass_by_autograd(f: Function, operator: torch._ops.OpOverload) -> None:
 
     def below_autograd(keyset, *values, **named):
         given = dict(zip(parameters, values, strict=False)) | named
-        watched.refuse({name: given.get(name) for name in written})
+        autograd_check.check_written({name: given.get(name) for name in written})
         return torch_private.below_autograd(operator, keyset, *values, **named)
 
     LIBRARY.impl(operator, below_autograd, "Autograd", with_keyset=True)

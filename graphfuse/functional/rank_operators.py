@@ -10,7 +10,7 @@ from torch import distributed
 
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.operator import LIBRARY, pass_by_autograd
-from graphfuse.functional.over_ranks import group_of
+from graphfuse.functional.rank_functions import group_of
 from graphfuse.runtime import torch_private
 
 Call = Callable[..., torch.Tensor]

@@ -15,18 +15,18 @@ from graphfuse.base.errors import VariantPackError
 from graphfuse.functional import rank_operators, symmetric
 from graphfuse.functional.declaration import Function
 from graphfuse.functional.operator import fake_tensors
-from graphfuse.functional.over_ranks import accepted, declared, eager, group_of, part
+from graphfuse.functional.rank_functions import check_call, declare, eager, group_of, rank_part
 
 _PACKED = torch.contiguous_format
 _SCATTER = "reduce_scatter_add_rmsnorm"
 _GATHER = "rmsnorm_all_gather"
 _BOTH = "reduce_scatter_add_rmsnorm_all_gather"
-_ADDED = declared(_SCATTER, "x", "residual", "weight")
-_NORMED = declared(_GATHER, "x", "weight")
+_ADDED = declare(_SCATTER, "x", "residual", "weight")
+_NORMED = declare(_GATHER, "x", "weight")
 _after, _before = eager(_ADDED), eager(_NORMED)
-_scatters = eager(declared(_SCATTER, "x", "residual", "weight", "peers"))
-_gathers = eager(declared(_GATHER, "x", "weight", "out_peers"))
-_does_both = eager(declared(_BOTH, "x", "residual", "weight", "peers", "out_peers"))
+_scatters = eager(declare(_SCATTER, "x", "residual", "weight", "peers"))
+_gathers = eager(declare(_GATHER, "x", "weight", "out_peers"))
+_does_both = eager(declare(_BOTH, "x", "residual", "weight", "peers", "out_peers"))
 
 
 def reduce_scatter_add_rmsnorm(
@@ -51,13 +51,13 @@ def reduce_scatter_add_rmsnorm(
     if is_dynamo_compiling():
         return rank_operators.traced(_SCATTER, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
-    mine = part("x", x, dim, group)
+    mine = rank_part("x", x, dim, group)
     _fits("residual", residual, mine.shape, x)
     peers = symmetric.peers(x, group)
     if peers is not None:
         given = mine, residual, weight, peers.numbers, peers.rank, eps, out, scale, enable_pdl
         return peers.call(_SCATTER, _scatters, *given)
-    accepted(_ADDED, mine, residual, weight, eps, out, scale, enable_pdl)
+    check_call(_ADDED, mine, residual, weight, eps, out, scale, enable_pdl)
     out = torch.empty(mine.shape, dtype=x.dtype, device=x.device) if out is None else out
     return _after(_scattered(x, dim, group), residual, weight, eps, out, scale, enable_pdl)
 
@@ -91,13 +91,13 @@ def rmsnorm_all_gather(
     if is_dynamo_compiling():
         return rank_operators.traced(_GATHER, group, out, x, weight, eps, dim, scale)
     group = group_of(group)
-    mine = part("out", out, dim, group)
+    mine = rank_part("out", out, dim, group)
     _fits("x", x, mine.shape, out, "out")
     peers = symmetric.peers(out, group)
     if peers is not None:
         peers.call(_GATHER, _gathers, x, weight, peers.numbers, peers.rank, eps, mine, scale, enable_pdl)
         return out
-    accepted(_NORMED, x, weight, eps, mine, scale, enable_pdl)
+    check_call(_NORMED, x, weight, eps, mine, scale, enable_pdl)
     own = torch.empty(mine.shape, dtype=out.dtype, device=out.device)
     return _gathered(_before(x, weight, eps, own, scale, enable_pdl), out, dim, group)
 
@@ -125,7 +125,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
     if is_dynamo_compiling():
         return rank_operators.traced(_BOTH, group, out, x, residual, weight, eps, dim, scale)
     group = group_of(group)
-    mine, its = part("x", x, dim, group), part("out", out, dim, group)
+    mine, its = rank_part("x", x, dim, group), rank_part("out", out, dim, group)
     _fits("residual", residual, mine.shape, x)
     _fits("out", out, x.shape, x)
     peers, out_peers = symmetric.peers(x, group), symmetric.peers(out, group)
@@ -133,7 +133,7 @@ def reduce_scatter_add_rmsnorm_all_gather(
         tables = peers.numbers, out_peers.numbers, peers.rank
         peers.call(_BOTH, _does_both, mine, residual, weight, *tables, eps, its, scale, enable_pdl)
         return out
-    accepted(_ADDED, mine, residual, weight, eps, its, scale, enable_pdl)
+    check_call(_ADDED, mine, residual, weight, eps, its, scale, enable_pdl)
     own = torch.empty(its.shape, dtype=out.dtype, device=out.device)
     return _gathered(_after(_scattered(x, dim, group), residual, weight, eps, own, scale, enable_pdl), out, dim, group)
 
@@ -167,9 +167,9 @@ def _gathered(own: torch.Tensor, out: torch.Tensor, dim: int, group: distributed
 def _made(f: Function, group: distributed.ProcessGroup, dim: int, **given: object) -> torch.Tensor:
     """The fake result of a call. f: the function of a rank's part."""
     scattered, gathered = "residual" in given, given["out"] is not None and f.name != _SCATTER
-    mine = {"x": part("x", given["x"], dim, group)} if scattered else {}
+    mine = {"x": rank_part("x", given["x"], dim, group)} if scattered else {}
     if gathered:
-        mine["out"] = part("out", given["out"], dim, group)
+        mine["out"] = rank_part("out", given["out"], dim, group)
     return fake_tensors(f, f.defaults | given | mine)["out"]
 
 

@@ -15,7 +15,7 @@ from torch import distributed
 
 from graphfuse.base import settings
 from graphfuse.base.errors import RankTimeoutError, VariantPackError
-from graphfuse.functional import bounded
+from graphfuse.functional import bounded_wait
 from graphfuse.ops.collectives import MOST_RANKS, peers_length, ranks_of
 from graphfuse.runtime import torch_private
 
@@ -27,7 +27,7 @@ class Peers:
     numbers: torch.Tensor
     rank: int
 
-    def call(self, name: str, kernel: Callable[..., Any], *values: object) -> Any:
+    def call(self, name: str, function: Callable[..., Any], *values: object) -> Any:
         """Result of a function whose kernel synchronizes with these peers. Raises RankTimeoutError if
         GRAPHFUSE_RANKS_TIMEOUT bounds the wait and other ranks are late, or were in an earlier call. There is no bound
         while a CUDA graph is captured."""
@@ -37,11 +37,11 @@ class Peers:
                 f"{name} on rank {self.rank}: other ranks were not waited for in a call before with this memory, so "
                 "that nobody knows what they have done; accepted: other memory"
             )
-        made = kernel(*values)
-        waiting = bounded.of_stream(self.numbers) if seconds is not None else None
-        if waiting is not None:
+        made = function(*values)
+        kernel = bounded_wait.last_kernel(self.numbers) if seconds is not None else None
+        if kernel is not None:
             try:
-                bounded.wait(name, self.rank, ranks_of(self.numbers.numel()), seconds, waiting)
+                bounded_wait.wait(name, self.rank, ranks_of(self.numbers.numel()), seconds, kernel)
             except RankTimeoutError:
                 _left.add(self)
                 raise

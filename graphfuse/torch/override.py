@@ -21,7 +21,7 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.base.errors import VariantPackError
 from graphfuse.contract.row_counts import row_class
 from graphfuse.explain import fallback
-from graphfuse.functional.explained import explain
+from graphfuse.functional.explanation import explain
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.kept import make_room
 from graphfuse.torch.operators.computation import TYPES

@@ -5,7 +5,7 @@ import torch
 
 from graphfuse.explain import fallback
 from graphfuse.functional.declaration import RankColumns
-from graphfuse.functional.explained import explain
+from graphfuse.functional.explanation import explain
 from graphfuse.torch.operators import norm_by_columns
 from graphfuse.torch.operators.norm import Norm
 from graphfuse.torch.operators.norm_by_columns import NormByColumns

@@ -21,7 +21,7 @@ from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.function import entry
 from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.operator import LIBRARY
-from graphfuse.functional.over_ranks import PEERS
+from graphfuse.functional.rank_functions import PEERS
 from graphfuse.op_graph.freeze import infer
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.meaning import value

@@ -61,7 +61,7 @@ def _variant(tensors: tuple[str, ...]) -> Variant:
     return Variant(tuple(a for a in every if a.name in (*tensors, "scale", "out")), _build)
 
 
-def declared(name: str, *tensors: str) -> Function:
+def declare(name: str, *tensors: str) -> Function:
     """RMSNorm of x; with `peers`, of its sum over ranks; with `residual`, of the sum with that, which is written to it.
     With `out_peers`, out is written on all ranks. tensors: the function's own, in order. Without peers it is a function
     of one rank."""
@@ -92,7 +92,7 @@ def group_of(group: object) -> distributed.ProcessGroup:
     return found
 
 
-def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> torch.Tensor:
+def rank_part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> torch.Tensor:
     """View of a rank's part of a tensor that is divided equally among ranks along a dimension."""
     if not isinstance(t, torch.Tensor):
         raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
@@ -110,7 +110,7 @@ def part(name: str, t: object, dim: int, group: distributed.ProcessGroup) -> tor
     return t.narrow(dim, group.rank() * length, length)
 
 
-def accepted(f: Function, *values: object) -> None:
+def check_call(f: Function, *values: object) -> None:
     """Raises the errors of a call before any communication. values: parameters of f, the function of one rank, in
     order."""
     AcceptedCall.of(f, dict(zip(f.parameters, values, strict=True)))

@@ -21,7 +21,7 @@ _PAUSE = 1e-3  # seconds between two polls
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingKernel:
     """A kernel that may wait. ended: whether it has ended. read: returns the words of its rank's signals. write: sets
     some of them, by index, while it runs."""
 
@@ -30,7 +30,7 @@ class Waiting:
     write: Callable[[Mapping[int, int]], None]
 
 
-def wait(name: str, rank: int, ranks: int, seconds: float, kernel: Waiting) -> None:
+def wait(name: str, rank: int, ranks: int, seconds: float, kernel: WaitingKernel) -> None:
     """Waits until a kernel has ended. Raises RankTimeoutError, after ending it, if other ranks delay it for longer than
     that. name: of the function that launched it."""
     if _ended(kernel, seconds):
@@ -54,7 +54,7 @@ def _call(words: list[int], peer: int) -> int:
     return words[_CALLS * _LINE + peer] + 1
 
 
-def _ended(kernel: Waiting, seconds: float) -> bool:
+def _ended(kernel: WaitingKernel, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while not kernel.ended():
         if time.monotonic() > until:
@@ -63,7 +63,7 @@ def _ended(kernel: Waiting, seconds: float) -> bool:
     return True
 
 
-def of_stream(numbers: torch.Tensor) -> Waiting | None:
+def last_kernel(numbers: torch.Tensor) -> WaitingKernel | None:
     """The kernel that was last launched on the current CUDA stream; None while a CUDA graph is captured. numbers:
     signals, as in ``all_reduce``."""
     if torch.cuda.is_current_stream_capturing():
@@ -82,7 +82,7 @@ def of_stream(numbers: torch.Tensor) -> Waiting | None:
                 words[place : place + 1].copy_(torch.tensor([value], dtype=torch.int32))
             beside.synchronize()
 
-    return Waiting(event.query, read, write)
+    return WaitingKernel(event.query, read, write)
 
 
 assert MOST_RANKS <= _LINE

@@ -7,7 +7,7 @@ import torch
 from graphfuse.base.errors import VariantPackError
 
 
-def refuse(written: Mapping[str, object]) -> None:
+def check_written(written: Mapping[str, object]) -> None:
     """Raises VariantPackError for a tensor that requires a gradient, while gradients are on. written: tensors by
     argument."""
     if not torch.is_grad_enabled():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphfuse import RankTimeoutError, SettingError
-from graphfuse.functional import bounded, symmetric
+from graphfuse.functional import bounded_wait, symmetric
 from graphfuse.ops.collectives import peers_length
 
 RANKS, RANK = 4, 1
@@ -35,17 +35,17 @@ class _Kernel:
                     return
         self.over.set()
 
-    def waiting(self) -> bounded.Waiting:
+    def waiting(self) -> bounded_wait.WaitingKernel:
         def write(found) -> None:
             for place, value in found.items():
                 self.words[place] = value
 
-        return bounded.Waiting(self.over.is_set, lambda: self.words[: bounded.WORDS].tolist(), write)
+        return bounded_wait.WaitingKernel(self.over.is_set, lambda: self.words[: bounded_wait.WORDS].tolist(), write)
 
 
 def _wait(kernel: _Kernel, seconds: float = 0.05) -> None:
     try:
-        bounded.wait("all_reduce_add_rmsnorm", RANK, RANKS, seconds, kernel.waiting())
+        bounded_wait.wait("all_reduce_add_rmsnorm", RANK, RANKS, seconds, kernel.waiting())
     finally:
         kernel.stop.set()
         kernel.thread.join()
@@ -80,7 +80,7 @@ def test_a_kernel_that_hangs():
 def test_memory_of_a_call_that_was_given_up(monkeypatch):
     kernel, calls = _Kernel(0, {0, 2}, {0, 2}), []
     peers = symmetric.Peers(kernel.numbers, RANK)
-    monkeypatch.setattr(bounded, "of_stream", lambda numbers: kernel.waiting())
+    monkeypatch.setattr(bounded_wait, "last_kernel", lambda numbers: kernel.waiting())
     monkeypatch.setenv("GRAPHFUSE_RANKS_TIMEOUT", "0.05")
     with pytest.raises(RankTimeoutError, match="region on rank 1 of 4 did not end within 0.05 s: .* begun it: 3;"):
         peers.call("region", calls.append, 1)
