@@ -10,8 +10,8 @@ from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError, GraphValidationError
 from graphfuse.base.wording import with_article
-from graphfuse.gradients import copying
-from graphfuse.gradients.copying import copied
+from graphfuse.gradients import graph_copy
+from graphfuse.gradients.graph_copy import copy_of
 from graphfuse.gradients.walk import Walk
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.recorded import NodeRecord
@@ -67,21 +67,21 @@ def differentiate(
     if not isinstance(graph, pygraph):
         raise GraphTypeError(f"differentiate: graph must be a pygraph, got {type(graph).__name__}")
     graph.validate()
-    forward, twins = copied(graph, lambda node: {**node.attributes, **node.op.training})
+    forward, copies = copy_of(graph, lambda node: {**node.attributes, **node.op.training})
     forward.validate()
 
     def chosen(what: str, given: Sequence[Tensor | str]) -> list[Tensor]:
-        told = not isinstance(given, str | Tensor) and isinstance(given, Sequence)
-        wrong = [t for t in given if not isinstance(t, str | Tensor)] if told else []
-        if not told or wrong:
+        is_list = not isinstance(given, str | Tensor) and isinstance(given, Sequence)
+        wrong = [t for t in given if not isinstance(t, str | Tensor)] if is_list else []
+        if not is_list or wrong:
             kind = f"{type(wrong[0]).__module__}.{type(wrong[0]).__qualname__}" if wrong else ""
             got = f"a list with {with_article(kind.removeprefix('builtins.'))}" if wrong else repr(given)
             raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {got}")
         found = []
         for asked in given:
-            fits = [twin for t, twin in twins.items() if asked is t or asked == t.get_name()]
+            fits = [copy for t, copy in copies.items() if asked is t or asked == t.get_name()]
             if len(fits) != 1:
-                names = ", ".join(repr(t.get_name()) for t in twins if not t.get_is_virtual() and t.value is None)
+                names = ", ".join(repr(t.get_name()) for t in copies if not t.get_is_virtual() and t.value is None)
                 twice = f"has {len(fits)} times; give the tensor, or names that differ"
                 has = twice if fits else f"has not; it has {names}"
                 raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} {has}")
@@ -107,13 +107,13 @@ def differentiate(
     for t in more:
         if t in written and t.get_data_type() not in DIFFERENTIABLE:
             raise GraphValidationError(f"differentiate: kept has {t.get_name()!r}, which is {t.get_data_type().name}")
-    drawn = _Drawing(forward, made, wanted, frozenset(more))
-    if again := drawn.needless():
-        drawn = _Drawing(forward, made, wanted, frozenset(more), again)
-    return drawn.finished()
+    built = _BackwardGraph(forward, made, wanted, frozenset(more))
+    if again := built.needless():
+        built = _BackwardGraph(forward, made, wanted, frozenset(more), again)
+    return built.finished()
 
 
-class _Drawing:
+class _BackwardGraph:
     """A backward graph, and the tensors that it reads. more: tensors that are kept regardless of the rule. again:
     outputs that are not kept."""
 
@@ -137,7 +137,7 @@ class _Drawing:
         self.given = {t: self._like(t, f"d{t.get_name()}") for t in outputs}
         self.walk = Walk(forward, self.graph, self._kept)
         self.gradients = self.walk.gradients(self.given, wrt)
-        self._drop_what_goes_nowhere()
+        self._drop_unused()
 
     def needless(self) -> frozenset[Tensor]:
         """Outputs that backward reads although it also reads everything that they are computed from, except reduced
@@ -147,7 +147,7 @@ class _Drawing:
         sources = self._sources()
         return frozenset(t for t in found if sources[t] <= self.read.keys() - {t})
 
-    def _drop_what_goes_nowhere(self) -> None:
+    def _drop_unused(self) -> None:
         """Removes nodes for a gradient that was not used, such as that of a norm's statistics with respect to its
         scale."""
         live, nodes = set(self.gradients.values()), list[NodeRecord]()
@@ -162,7 +162,7 @@ class _Drawing:
 
     def _kept(self, t: Tensor) -> Tensor | None:
         if t not in self.read and self._is_kept(t):
-            self.read[t] = copying.leaf(self.graph, t)
+            self.read[t] = graph_copy.leaf(self.graph, t)
             if t.get_is_virtual() and _is_reduced(self.producers.get(t), t):
                 self.read[t].set_data_type(self.producers[t].compute)
         return self.read.get(t)
@@ -195,12 +195,12 @@ class _Drawing:
         """The result, with graphs in which all tensors are named, typed and validated."""
         for t in self.wrt:
             if t not in self.gradients:
-                raise GraphNotSupportedError(self._why_none(t))
+                raise GraphNotSupportedError(self._no_gradient(t))
         stored = {t: self._stored(t) for t in self.wrt}
         for t, read in self.read.items():
             if t in self.producers and t.get_is_virtual():
                 t.set_output(True).set_data_type(read.get_data_type())
-        self._name_apart()
+        self._make_names_unique()
         self._check_names()
         self.forward.validate()
         self.graph.validate()
@@ -212,7 +212,7 @@ class _Drawing:
             {t.get_name(): grad for t, grad in stored.items()},
         )
 
-    def _name_apart(self) -> None:
+    def _make_names_unique(self) -> None:
         """Renames intermediate tensors that have the name of a kept tensor, which keeps its own."""
         names = {t.get_name() for t in self.read.values()}
         for t in (t for node in self.graph.nodes for t in node.outputs.values() if t.get_is_virtual()):
@@ -234,14 +234,14 @@ class _Drawing:
 
     def _stored(self, t: Tensor) -> Tensor:
         grad = self.gradients[t]
-        taken = any(grad in node.inputs.values() for node in self.graph.nodes)
+        is_read = any(grad in node.inputs.values() for node in self.graph.nodes)
         shared = list(self.gradients.values()).count(grad) > 1
-        if taken or shared or grad in self.given.values():
+        if is_read or shared or grad in self.given.values():
             grad = self.graph.identity(grad)  # a gradient that is read must not be rounded
         grad.set_output(True).set_name(f"d{t.get_name()}").set_data_type(t.get_data_type())
         return _without_overlap(grad.set_dim(t.get_dim()).set_stride(t.get_stride()))
 
-    def _why_none(self, t: Tensor) -> str:
+    def _no_gradient(self, t: Tensor) -> str:
         reached = self.walk.active({t})
         reasons = [
             f"node {node.name!r} ({node.op.name}) reads {source.get_name()!r} as {port}: {rule.reason}"

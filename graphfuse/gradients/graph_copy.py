@@ -9,7 +9,7 @@ from graphfuse.op_graph.tensor import Tensor
 Attributes = dict[str, object]
 
 
-def copied(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> tuple[pygraph, dict[Tensor, Tensor]]:
+def copy_of(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> tuple[pygraph, dict[Tensor, Tensor]]:
     """A copy of a validated graph, and the copies by the original tensors. attributes: those of a node's copy."""
     made = pygraph(
         graph.name,
@@ -19,18 +19,18 @@ def copied(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> t
         getattr(graph, "handle", None),
         intermediate_rounding=graph.intermediate_rounding,
     )
-    twins: dict[Tensor, Tensor] = {}
+    copies: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         for t in node.inputs.values():
-            if t not in twins:
-                twins[t] = leaf(made, t)
-        inputs = {port: twins[t] for port, t in node.inputs.items()}
+            if t not in copies:
+                copies[t] = leaf(made, t)
+        inputs = {port: copies[t] for port, t in node.inputs.items()}
         getattr(made, node.op.name)(**inputs, **attributes(node), compute_data_type=node.compute, name=node.name)
         for port, t in made.nodes[-1].outputs.items():
-            twins[node.outputs[port]] = _set_up_like(t, node.outputs[port])
-    for t, twin in twins.items():
-        twin.set_uid(t.current_uid)
-    return made, twins
+            copies[node.outputs[port]] = _set_up_like(t, node.outputs[port])
+    for t, copy in copies.items():
+        copy.set_uid(t.current_uid)
+    return made, copies
 
 
 def leaf(graph: pygraph, t: Tensor) -> Tensor:
