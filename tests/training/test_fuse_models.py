@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
-from graphfuse.torch.attention import masked as attention
+from graphfuse.torch.attention import mask_pass as attention
 from graphfuse.torch.compile_backend.compiled import forget
 from support.dispatched import regions
 from support.norm_modules import HALF, HIDDEN, LlamaNorm

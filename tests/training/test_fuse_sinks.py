@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphfuse.torch import compile_report, fuse, unfuse
-from graphfuse.torch.attention import eager as eager_attention
+from graphfuse.torch.attention import eager_attention
 
 pytestmark = pytest.mark.torch
 

@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.attention import constant
-from graphfuse.torch.attention import masked as attention
+from graphfuse.torch.attention import constants
+from graphfuse.torch.attention import mask_pass as attention
 from support.attention_graphs import CAUSED, NAME, N, checked, qkv, with_mask
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -225,7 +225,7 @@ def test_sequences_that_vary_with_a_mask_that_does_not():
 
 
 def test_a_mask_that_is_too_large(monkeypatch):
-    monkeypatch.setattr(constant, "LARGEST", N * N - 1)
+    monkeypatch.setattr(constants, "LARGEST", N * N - 1)
     ((_, why),) = checked(with_mask(lambda: torch.ones(N, N, dtype=torch.bool)), *qkv())
     assert "too large to be looked at" in why
 
@@ -297,4 +297,4 @@ def test_a_copy_on_another_device_is_no_alias():
     with FakeTensorMode():
         for node, device in ((mask, "cpu"), (changed, "cpu"), (there, "cuda"), (read, "cuda")):
             node.meta["example_value"] = torch.ones(4, 4, dtype=torch.bool, device=device)
-    assert constant.Constants().value(read, read).all()
+    assert constants.Constants().value(read, read).all()

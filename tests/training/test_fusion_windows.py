@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphfuse.torch.analysis.surroundings import regions
-from graphfuse.torch.attention import masked as attention
-from graphfuse.torch.attention.masked import OPERATOR, rewrite
+from graphfuse.torch.attention import mask_pass as attention
+from graphfuse.torch.attention.mask_pass import OPERATOR, rewrite
 from graphfuse.torch.attention.operator import WINDOWED
 from support.attention_graphs import N, checked, expanded, qkv, with_mask
 from support.dispatched import Called

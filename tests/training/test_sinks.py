@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from graphfuse import GraphNotSupportedError, VariantPackError, VariantPackTypeError
 from graphfuse.torch import attention_with_sinks
 from graphfuse.torch.attention import operator as attention
-from graphfuse.torch.attention.operator import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, AttentionCase, chosen
+from graphfuse.torch.attention.operator import CPU, EFFICIENT, FLASH, PLAIN, WINDOWED, AttentionCase, select_kernel
 from support.dispatched import Called
 
 pytestmark = pytest.mark.torch
@@ -199,15 +199,15 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "kernel"), CASES, ids=lambda x: getattr(x, "name", str(x)))
 def test_which_kernel(case, kernel):
-    assert chosen(case) is kernel
+    assert select_kernel(case) is kernel
 
 
 def on_gpus(monkeypatch, given, mask=None, is_causal=False, window=None):
     """Calls on the meta device with the kernel of GPUs, forward and backward: what it is given."""
     q, k, v = given[:3]
     sizes = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    kernel = chosen(AttentionCase("cuda", q.dtype, *sizes, mask is not None, is_causal, window is not None))
-    monkeypatch.setattr(attention, "chosen", lambda case: kernel)
+    kernel = select_kernel(AttentionCase("cuda", q.dtype, *sizes, mask is not None, is_causal, window is not None))
+    monkeypatch.setattr(attention, "select_kernel", lambda case: kernel)
     leaves = [t.to("meta").requires_grad_() for t in given]
     with Called() as called:
         mask = None if mask is None else mask.to("meta")
@@ -255,7 +255,7 @@ def test_flash_attention_with_a_window_is_given_what_it_takes(monkeypatch, colum
 @pytest.mark.parametrize("kernel", [FLASH, WINDOWED, EFFICIENT], ids=lambda kernel: kernel.name)
 def test_results_have_one_layout_in_all_modes(monkeypatch, kernel, columns):
     """What compilers are told of by tensors without values is what they get."""
-    monkeypatch.setattr(attention, "chosen", lambda case: kernel)
+    monkeypatch.setattr(attention, "select_kernel", lambda case: kernel)
     given = [t.to("meta") for t in drawn(HALF, 50, 50, (8, 2), columns)]
     options = {"is_causal": True, "window": 20 if kernel is WINDOWED else None}
     strides = set()
@@ -326,7 +326,7 @@ def refused(error, message, *given, **named):
 
 
 def test_windows_of_dtensors(monkeypatch, tmp_path):
-    monkeypatch.setattr(attention, "chosen", lambda case: chosen(replace(case, device="cuda")))
+    monkeypatch.setattr(attention, "select_kernel", lambda case: select_kernel(replace(case, device="cuda")))
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -9,7 +9,7 @@ _AT_ONCE = 1 << 26
 
 
 @dataclass(frozen=True)
-class Seen:
+class MaskKind:
     """The keys that queries attend to. is_causal: whether each query attends only to keys up to its own position.
     window: how many of these it attends to, counted from its own position back; None for all."""
 
@@ -22,10 +22,10 @@ class Seen:
         return "causal" if self.window is None else f"a window of {self.window} keys"
 
 
-ALL, CAUSAL = Seen(), Seen(is_causal=True)
+ALL, CAUSAL = MaskKind(), MaskKind(is_causal=True)
 
 
-def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
+def mask_kind(mask: torch.Tensor, queries: int, keys: int) -> MaskKind | None:
     """The keys that a mask lets queries attend to; None if it is neither all keys, nor causal, nor a window. mask:
     boolean, or added to scores: 0 for a key that is attended to, -inf or the lowest number of its type otherwise. If
     the numbers of queries and keys differ, the result is ALL or None; for one token it is ALL."""
@@ -36,7 +36,7 @@ def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     mask = mask.reshape(-1, *mask.shape[-2:]) if mask.dim() > 1 else mask.reshape(1, 1, -1)
     rows, columns = mask.shape[-2:]
-    ends = _seen(mask[:1, [0, -1]])
+    ends = _attended(mask[:1, [0, -1]])
     if ends is None:
         return None
     kind = ALL
@@ -44,26 +44,26 @@ def allows(mask: torch.Tensor, queries: int, keys: int) -> Seen | None:
         width = int(ends[0, 1].sum())
         if not is_square or (rows, columns) != (queries, keys) or width == 0:
             return None
-        kind = CAUSAL if width == keys else Seen(True, width)
+        kind = CAUSAL if width == keys else MaskKind(True, width)
     places = torch.arange(columns)
     step = max(1, _AT_ONCE // (mask.numel() // rows))
     for first in range(0, rows, step):
-        seen = _seen(mask[:, first : first + step])
-        if seen is None:
+        attended = _attended(mask[:, first : first + step])
+        if attended is None:
             return None
         if kind == ALL:
-            if not seen.all():
+            if not attended.all():
                 return None
             continue
-        own = torch.arange(first, first + seen.shape[1])[:, None]
-        if not (seen == ((places <= own) & (places > own - (kind.window or keys)))).all():
+        own = torch.arange(first, first + attended.shape[1])[:, None]
+        if not (attended == ((places <= own) & (places > own - (kind.window or keys)))).all():
             return None
     return kind
 
 
-def _seen(part: torch.Tensor) -> torch.Tensor | None:
+def _attended(part: torch.Tensor) -> torch.Tensor | None:
     """True for the keys that are attended to; None if the mask has other values."""
     if part.dtype is torch.bool:
         return part
-    seen = part == 0
-    return seen if (seen | (part == -torch.inf) | (part == torch.finfo(part.dtype).min)).all() else None
+    attended = part == 0
+    return attended if (attended | (part == -torch.inf) | (part == torch.finfo(part.dtype).min)).all() else None

@@ -2,8 +2,8 @@
 exponentials.
 
 ``torch.nn.functional.scaled_dot_product_attention`` does not return the log-sum-exp; the operators that it calls do.
-`chosen` selects the operator, from facts alone. Backward accepts any result and log-sum-exp from the caller. If both
-include logits that have no key, so do the gradients.
+`select_kernel` chooses the operator from facts alone. Backward accepts any result and log-sum-exp from the caller. If
+both include logits that have no key, so do the gradients.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class AttentionCase:
     scale: float = 1.0
 
 
-def chosen(case: AttentionCase) -> AttentionKernel:
+def select_kernel(case: AttentionCase) -> AttentionKernel:
     if case.queries == 0 or case.keys == 0 or case.columns == 0 or case.value_columns == 0:
         return PLAIN
     if case.is_causal and not case.scale > 0:  # torch's kernels multiply the mask's -inf by the scale
@@ -116,7 +116,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     """The result, the log-sum-exps and the state of attention. q: [batch, heads, queries, columns]. k, v: [batch, heads
     or a divisor, keys, columns]. mask: boolean, True for keys that are attended to, or a summand; of four dimensions;
     None with a window. The result of a row without any key is 0. The result may be a view."""
-    kernel, given, options = _fitted(q, k, v, mask, options)
+    kernel, given, options = _as_kernel_requires(q, k, v, mask, options)
     out, lse, state = kernel.forward(*given, options)
     shape = (*q.shape[:3], v.shape[-1])
     if out.shape != shape:  # in its own memory, with the same layout in all modes
@@ -137,7 +137,7 @@ def differentiate(
 ) -> Gradients:
     """The gradients of q, k and v. out, lse: result and log-sum-exp over all logits of a row, including those without
     keys."""
-    kernel, given, options = _fitted(q, k, v, mask, options)
+    kernel, given, options = _as_kernel_requires(q, k, v, mask, options)
     rows = given[0].shape[:3]
     grad, out = (_padded(t.reshape(*rows, t.shape[-1]), kernel.multiple) for t in (grad, out))
     lse = lse.reshape(rows).contiguous()
@@ -145,7 +145,7 @@ def differentiate(
     return _first(dq, q.shape[-1]).reshape(q.shape), _joined(dk, k), _joined(dv, v)
 
 
-def _fitted(
+def _as_kernel_requires(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: Options
 ) -> tuple[AttentionKernel, tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Options]:
     """The kernel, with the arguments in the form that it supports."""
@@ -177,7 +177,9 @@ def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool,
     gpu = _gpu(q.device.index or 0) if q.device.type == "cuda" else ()
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
     seen = has_mask, options.is_causal, options.window is not None
-    return chosen(AttentionCase(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale))
+    return select_kernel(
+        AttentionCase(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale)
+    )
 
 
 def _is_sharded(t: torch.Tensor) -> bool:

@@ -18,8 +18,8 @@ from graphfuse.torch.analysis import generated, surroundings
 from graphfuse.torch.analysis.meaning import has_gradient
 from graphfuse.torch.analysis.new_nodes import become
 from graphfuse.torch.analysis.report import Entry, FuseReport
-from graphfuse.torch.attention import masked as attention
-from graphfuse.torch.attention import sinks_in_graphs as sinks
+from graphfuse.torch.attention import mask_pass as attention
+from graphfuse.torch.attention import sinks_pass as sinks
 from graphfuse.torch.compile_backend import group_norms, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses

@@ -13,8 +13,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.attention import eager as eager_attention
-from graphfuse.torch.attention import sinks
+from graphfuse.torch.attention import eager_attention, sinks
 from graphfuse.torch.autoencoders import replaced as autoencoders
 from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls

@@ -35,11 +35,11 @@ from graphfuse.torch.analysis.meaning import (
 from graphfuse.torch.analysis.new_nodes import put, tell_as
 from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.attention.constant import Constants
-from graphfuse.torch.attention.mask import Seen
-from graphfuse.torch.attention.masked import erase
+from graphfuse.torch.attention.constants import Constants
+from graphfuse.torch.attention.mask import MaskKind
+from graphfuse.torch.attention.mask_pass import erase
 from graphfuse.torch.attention.operator import Options, kernel_of
-from graphfuse.torch.attention.repeat import repeated
+from graphfuse.torch.attention.repeated_heads import repeated_heads
 from graphfuse.torch.attention.sinks import NAME, TYPES
 
 _aten = torch.ops.aten
@@ -60,7 +60,7 @@ class Attention:
 
     out: the result.
     inner: the nodes from inputs to the result, in order. No other node may read them.
-    is_k_turned: whether k has columns before keys.
+    is_k_transposed: whether k has columns before keys.
     sinks: one element for each head, in any shape.
     """
 
@@ -68,7 +68,7 @@ class Attention:
     inner: tuple[Node, ...]
     q: Node
     k: Node
-    is_k_turned: bool
+    is_k_transposed: bool
     v: Node
     sinks: Node
     mask: Mask | None
@@ -84,7 +84,7 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     the class of the module that a node comes from."""
     regions, constants = surroundings.regions(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
-    for softmax, found, allowed in [(n, found, _allowed(found, constants)) for n, found in find(module, regions)]:
+    for softmax, found, allowed in [(n, found, _mask_kind(found, constants)) for n, found in find(module, regions)]:
         if isinstance(found, str):
             entries.append(Entry(*place(softmax), why=found))
             continue
@@ -96,12 +96,12 @@ def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> li
     return entries
 
 
-def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
+def _mask_kind(found: Attention | str, constants: Constants) -> MaskKind | None:
     """The keys that a constant mask allows, if arguments of the operator can express them; None otherwise."""
     if isinstance(found, str) or found.mask is None:
         return None
     tokens = value(found.q).shape[2], value(found.v).shape[2]
-    allowed, _ = constants.allowed(found.mask.node, found.out, *tokens, found.mask.is_inverted)
+    allowed, _ = constants.mask_kind(found.mask.node, found.out, *tokens, found.mask.is_inverted)
     if allowed is None or allowed.is_causal and not found.scale > 0:
         return None
     return allowed if allowed.window is None or _has_window(found, allowed.window) else None
@@ -110,7 +110,7 @@ def _allowed(found: Attention | str, constants: Constants) -> Seen | None:
 def _has_window(found: Attention, window: int) -> bool:
     """True if a kernel supports the window itself. Others get it as a mask."""
     q, k, v = (value(t) for t in (found.q, found.k, found.v))
-    k = k.mT if found.is_k_turned else k
+    k = k.mT if found.is_k_transposed else k
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
 
 
@@ -180,17 +180,17 @@ def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> A
     out, after = _following(softmax)
     product, mask, scale, between = _product(logits)
     multiplied, v = is_op(product, "matmul"), is_op(out, "matmul").get(1, "other")
-    q, turned = multiplied.get(0, "input"), multiplied.get(1, "other")
-    if any(value(t) is None or value(t).dim() != 4 for t in (q, turned, v)):
+    q, right = multiplied.get(0, "input"), multiplied.get(1, "other")
+    if any(value(t) is None or value(t).dim() != 4 for t in (q, right, v)):
         raise _No("what it multiplies has other dimensions than batch, heads, rows and columns")
-    full = (*value(q).shape[:3], value(turned).shape[3])
-    given = ((logits, full), (turned, (*full[:2], value(q).shape[3], full[3])), (v, (*full[:2], full[3], None)))
+    full = (*value(q).shape[:3], value(right).shape[3])
+    given = ((logits, full), (right, (*full[:2], value(q).shape[3], full[3])), (v, (*full[:2], full[3], None)))
     if not all(n is None or same(m, n) for t, shape in given for m, n in zip(value(t).shape, shape, strict=True)):
         raise _No("queries, keys, values or logits of it are broadcast")
     kind = dtype(out)
-    q, v, straight = _narrow(q, kind), _narrow(v, kind), swapped(turned, 2, 3)
-    k = _narrow(turned if straight is None else straight, kind)
-    fewer = None if straight is None else (_ungrouped(k), _ungrouped(v))
+    q, v, keys_first = _narrow(q, kind), _narrow(v, kind), swapped(right, 2, 3)
+    k = _narrow(right if keys_first is None else keys_first, kind)
+    fewer = None if keys_first is None else (_ungrouped(k), _ungrouped(v))
     if fewer is not None and None not in fewer and same(*(value(t).shape[1] for t in fewer)):
         k, v = (_narrow(t, kind) for t in fewer)
     if dtype(product) is not kind and any(dtype(t) is not kind for t in (q, k, v)):
@@ -198,7 +198,7 @@ def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> A
     inner = dict.fromkeys((softmax, *before, *between, *after))
     inner.pop(out, None)
     sinks, mask = _sinks(sink, full[1]), None if mask is None else _fitting(mask, full, kind)
-    return Attention(out, tuple(inner), q, k, straight is None, v, sinks, mask, scale)
+    return Attention(out, tuple(inner), q, k, keys_first is None, v, sinks, mask, scale)
 
 
 def _following(softmax: Node) -> tuple[Node, list[Node]]:
@@ -347,7 +347,7 @@ def swapped(node: object, one: int, other: int) -> Node | None:
 
 def _ungrouped(node: Node) -> Node | None:
     """The source whose heads a node repeats consecutively, without permuting dimensions; None for other nodes."""
-    found = repeated(node)
+    found = repeated_heads(node)
     return found.source if found is not None and found.order == (0, 1, 2, 3) else None
 
 
@@ -392,13 +392,13 @@ def _allow(found: Attention, regions: surroundings.Regions) -> None:
         raise _No("its tensors are on several devices")
 
 
-def _put(graph: Graph, found: Attention, allowed: Seen | None, new: Mapping[Node, Node]) -> Node:
-    """Puts the operator in place of an attention. Returns the node with the result. allowed: see `_allowed`. new:
+def _put(graph: Graph, found: Attention, allowed: MaskKind | None, new: Mapping[Node, Node]) -> Node:
+    """Puts the operator in place of an attention. Returns the node with the result. allowed: see `_mask_kind`. new:
     replacements of nodes that other attentions still refer to."""
     out, kind = found.out, dtype(found.out)
     q, k, v = (new.get(t, t) for t in (found.q, found.k, found.v))
     with graph.inserting_before(out):
-        k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_turned else k
+        k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_transposed else k
         tensors = [t if dtype(t) is kind else put(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
         sinks = found.sinks if value(found.sinks).dim() == 1 else put(graph, _aten.reshape.default, found.sinks, [-1])
         mask = found.mask.node if found.mask and allowed is None else None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.attention.masked import has_grouped_kernel
+from graphfuse.torch.attention.mask_pass import has_grouped_kernel
 from support.attention_graphs import CAUSED, NAME, N, checked, expanded, qkv, with_mask
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

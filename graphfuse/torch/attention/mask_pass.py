@@ -17,8 +17,8 @@ from graphfuse.torch.analysis.new_nodes import permuted
 from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.surroundings import Regions
-from graphfuse.torch.attention.constant import Constants
-from graphfuse.torch.attention.mask import Seen
+from graphfuse.torch.attention.constants import Constants
+from graphfuse.torch.attention.mask import MaskKind
 from graphfuse.torch.attention.operator import (
     ALL_WIDTHS,
     HALVES,
@@ -28,7 +28,7 @@ from graphfuse.torch.attention.operator import (
     Options,
     kernel_of,
 )
-from graphfuse.torch.attention.repeat import HEADS, Repeated, repeated
+from graphfuse.torch.attention.repeated_heads import HEADS, RepeatedHeads, repeated_heads
 from graphfuse.torch.attention.sinks import NAME as OPERATOR
 
 NAME = "scaled_dot_product_attention"
@@ -57,29 +57,29 @@ def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple
     constants = Constants()
     entries, dead = [], set[Node]()
     for call in [call for node in graph.nodes if (call := _call(node)) is not None]:
-        what, why, mask, window = [], _why_left(call, regions), call.get("attn_mask"), None
+        changes, why, mask, window = [], _why_unchanged(call, regions), call.get("attn_mask"), None
         if not why and isinstance(mask, Node):
             tokens = (value(call.get(name)).shape[-2] for name in ("query", "key"))
-            kind, why = constants.allowed(mask, call.node, *tokens)
-            if kind is not None and (needed := _why_needed(call, kind, chooses)):
+            kind, why = constants.mask_kind(mask, call.node, *tokens)
+            if kind is not None and (needed := _why_mask_stays(call, kind, chooses)):
                 why = f"its mask stays: {needed}"
             if kind is not None and not why:
                 window = kind.window
                 given = {name: v for name, v in call.given.items() if name != "attn_mask"}
                 call = replace(call, given=given | ({"is_causal": True} if kind.is_causal else {}))
-                what = [f"{kind}: no mask"]
+                changes = [f"{kind}: no mask"]
                 dead.update(constants.steps(mask))
         if not why and not chooses and (pair := _repeats(call)):
-            call, what = _ungrouped(graph, call, pair), [*what, "k and v not repeated"]
+            call, changes = _ungrouped(graph, call, pair), [*changes, "k and v not repeated"]
             dead.update(step for one in pair for step in one.steps)
-        if what:
+        if changes:
             call.node.args = tuple(call.get(name) for name in _ARGUMENTS[:3])
             call.node.kwargs = {name: v for name, v in call.given.items() if name in _DEFAULTS}
             if window is not None:
                 call.node.target = getattr(torch.ops.graphfuse, OPERATOR).default
                 call.node.args += None, None, True, call.get("scale"), window
                 call.node.kwargs = {}
-            entries.append(Entry(*place(call.node), NAME if window is None else OPERATOR, ", ".join(what)))
+            entries.append(Entry(*place(call.node), NAME if window is None else OPERATOR, ", ".join(changes)))
         elif isinstance(mask, Node):
             entries.append(Entry(*place(call.node), why=why))
     if dead:
@@ -101,7 +101,7 @@ def _call(node: Node) -> AttentionCall | None:
     )
 
 
-def _why_left(call: AttentionCall, regions: Regions) -> str:
+def _why_unchanged(call: AttentionCall, regions: Regions) -> str:
     """The reason why a call is not changed; "" if it may be."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:
@@ -126,7 +126,7 @@ def _viewed(out: Node) -> Node | None:
     return next((one for one in reached([out], readers) if called(one) in of_one_layout), None)
 
 
-def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
+def _why_mask_stays(call: AttentionCall, kind: MaskKind, chooses: bool) -> str:
     """The reason why a mask of a known kind stays; "" if it can be dropped."""
     scale = call.get("scale")
     is_positive = scale is None or isinstance(scale, int | float) and scale > 0
@@ -138,10 +138,10 @@ def _why_needed(call: AttentionCall, kind: Seen, chooses: bool) -> str:
         return "which kernels attention may take is set"
     if is_changed(call.node):  # the operator's backward reads the result; not all of torch's kernels do
         return "its result is changed in place"
-    return "" if _takes_window(call, kind.window) else f"there is no faster kernel for {kind}"
+    return "" if _supports_window(call, kind.window) else f"there is no faster kernel for {kind}"
 
 
-def _takes_window(call: AttentionCall, window: int) -> bool:
+def _supports_window(call: AttentionCall, window: int) -> bool:
     """True if the operator accepts a call and would run flash attention with a window."""
     q, k, v = (value(call.get(name)) for name in _ARGUMENTS[:3])
     scale, out = call.get("scale"), value(call.node)
@@ -154,14 +154,14 @@ def _takes_window(call: AttentionCall, window: int) -> bool:
     return kernel_of(q, k, v, False, Options(1.0 if scale is None else scale, True, window)) is WINDOWED
 
 
-def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
+def _repeats(call: AttentionCall) -> tuple[RepeatedHeads, RepeatedHeads] | None:
     """The sources of repeated keys and values, if torch is as fast with grouped heads; None otherwise."""
     q, k, v = (call.get(name) for name in _ARGUMENTS[:3])
     if call.get("attn_mask") is not None or call.get("enable_gqa") or value(q).dim() != 4 or k is v:
         return None
     if any(set(t.users) != {call.node} for t in (k, v)):
         return None
-    pair = repeated(k), repeated(v)
+    pair = repeated_heads(k), repeated_heads(v)
     if any(one is not None and is_changed(one.source) for one in pair):  # backward would read the changed values
         return None
     if None in pair or pair[0].times != pair[1].times:
@@ -170,10 +170,10 @@ def _repeats(call: AttentionCall) -> tuple[Repeated, Repeated] | None:
     if heads[0] != heads[1] or value(q).shape[HEADS] != heads[0] * pair[0].times:
         return None
     tensors = [value(q), *(value(one.source).permute(one.order) for one in pair)]
-    return pair if _is_steady(call, pair) and _takes_groups(*tensors) else None
+    return pair if _is_steady(call, pair) and _supports_groups(*tensors) else None
 
 
-def _is_steady(call: AttentionCall, pair: tuple[Repeated, Repeated]) -> bool:
+def _is_steady(call: AttentionCall, pair: tuple[RepeatedHeads, RepeatedHeads]) -> bool:
     """True if nothing is changed in place between the repeats and the call, so that the sources still hold the same
     values."""
     own, node = {step for one in pair for step in one.steps}, call.node
@@ -185,7 +185,7 @@ def _is_steady(call: AttentionCall, pair: tuple[Repeated, Repeated]) -> bool:
     return True
 
 
-def _takes_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def _supports_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     on = q.device
     if on.type == "cuda" and not (torch.cuda.is_available() and torch.backends.cuda.flash_sdp_enabled()):
         return False
@@ -210,7 +210,7 @@ def has_grouped_kernel(
     return all(isinstance(width, int) and width <= widest for width in widths)
 
 
-def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[Repeated]) -> AttentionCall:
+def _ungrouped(graph: Graph, call: AttentionCall, pair: Sequence[RepeatedHeads]) -> AttentionCall:
     """The call with grouped heads: its keys and values are not repeated."""
     given = call.given | {"enable_gqa": True}
     with graph.inserting_before(call.node):

@@ -23,13 +23,13 @@ from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.attention import sinks_in_graphs as sinks
+from graphfuse.torch.attention import sinks_pass as sinks
 from graphfuse.torch.attention.sinks import TYPES, attention_with_sinks
 
 EAGER = "eager_attention_forward"
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
 _SCALE = 0.37
-_DECIDED = ("attention_mask is not None", "attention_mask is None")
+_ALLOWED_TESTS = ("attention_mask is not None", "attention_mask is None")
 _OTHERWISE = "attention: what its function computes depends on more than it is given"
 _READS_MORE = "attention: its function reads more arguments than a scale and dropout"
 _GIVEN = ("query", "key", "value", "attention_mask")
@@ -47,18 +47,20 @@ def recognized(module: torch.nn.Module) -> FunctionType | str | None:
         return None
     try:
         eager = unwrapped.__globals__[EAGER]
-        ways = [_traced(module, vectors, eager, *way) for way in ((False, True), (True, True), (False, False))]
+        traces = [
+            _traced(module, vectors, eager, *options) for options in ((False, True), (True, True), (False, False))
+        ]
     except Exception:  # any error of a foreign function, which was not written for these inputs
         return None
-    if any(way != ways[0] for way in ways):
+    if any(trace != traces[0] for trace in traces):
         return _OTHERWISE
-    if ways[0] is None or ways[0] not in vectors:
-        return ways[0]
+    if traces[0] is None or traces[0] not in vectors:
+        return traces[0]
     try:
         own = own_forward(type(module))
     except ForwardDeclined as why:
         return f"attention: {why}"
-    if why := _why_left(type(module), eager):
+    if why := _why_not_replaced(type(module), eager):
         return why
     chosen = getattr(getattr(module, "config", None), "_attn_implementation", None)
     if chosen not in (None, "eager"):
@@ -67,10 +69,10 @@ def recognized(module: torch.nn.Module) -> FunctionType | str | None:
     constants = {n: v for n, v in read.items() if isinstance(v, bool | int | float | str | None)}
     if constants.keys() != read.keys():  # the parts of other values may change
         return _OTHERWISE
-    return _forward_of(own, ways[0], constants)
+    return _forward_of(own, traces[0], constants)
 
 
-def _why_left(cls: type, eager: FunctionType) -> str:
+def _why_not_replaced(cls: type, eager: FunctionType) -> str:
     """The reason why a function may compute something else than its traces show; "" if it cannot."""
     parameters = inspect.signature(eager).parameters.values()
     rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
@@ -84,7 +86,7 @@ def _why_left(cls: type, eager: FunctionType) -> str:
     tests = (node.test for node in nodes if isinstance(node, ast.If | ast.IfExp | ast.While))
     shared = (vars(base) for base in cls.__mro__ if not issubclass(torch.nn.Module, base))
     reads_shared = any(n in names and not callable(names[n]) for names in shared for n in eager.__code__.co_names)
-    return _OTHERWISE if reads_shared or any(ast.unparse(test) not in _DECIDED for test in tests) else ""
+    return _OTHERWISE if reads_shared or any(ast.unparse(test) not in _ALLOWED_TESTS for test in tests) else ""
 
 
 def _traced(
@@ -107,10 +109,10 @@ def _traced(
     with torch.no_grad():
         given = [torch.ones(shape) for shape in shapes], [torch.ones(count) for _ in vectors]
         graph = make_fx(attention, pre_dispatch=True)(*given)
-    return _judged(graph, vectors, has_mask)
+    return _sinks_name(graph, vectors, has_mask)
 
 
-def _judged(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | None:
+def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | None:
     _, found = next(sinks.find(graph, surroundings.regions(graph.graph)), (None, None))
     if not isinstance(found, sinks.Attention):
         return None if found is None else f"attention: {found}"
@@ -156,7 +158,7 @@ def _attention(own: Callable[..., object], name: str, constants: Mapping[str, ob
         is_plain = scaling is not None and not dropout and not named.get("output_attentions")
         if is_plain and _called_plainly(module) and all(getattr(module, n, None) == v for n, v in expected):
             vector = getattr(module, name)
-            if _are_taken(query, key, value, vector, attention_mask):
+            if _are_supported(query, key, value, vector, attention_mask):
                 out = attention_with_sinks(query, key, value, vector, attn_mask=attention_mask, scale=scaling)
                 return out.transpose(1, 2).contiguous(), None
         return own(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **named)
@@ -164,7 +166,7 @@ def _attention(own: Callable[..., object], name: str, constants: Mapping[str, ob
     return attention
 
 
-def _are_taken(q: object, k: object, v: object, vector: object, mask: object) -> bool:
+def _are_supported(q: object, k: object, v: object, vector: object, mask: object) -> bool:
     full = (q, k, v, vector, *([] if mask is None else [mask]))
     # the file's function would add a boolean mask
     if not all(isinstance(t, torch.Tensor) and t.dtype in TYPES for t in full):

@@ -27,7 +27,7 @@ _Dims = list[list[_Factor]]
 
 
 @dataclass(frozen=True)
-class Repeated:
+class RepeatedHeads:
     """Heads that a graph repeats. source: the node whose heads are repeated. order: its dimensions as [batch, heads,
     tokens, columns]. times: how many consecutive copies of each head there are. steps: the nodes from the source to the
     repeated heads, which the last one holds."""
@@ -38,7 +38,7 @@ class Repeated:
     steps: tuple[Node, ...]
 
 
-def repeated(node: Node) -> Repeated | None:
+def repeated_heads(node: Node) -> RepeatedHeads | None:
     """The source whose heads a node repeats; None if it repeats none, or if other nodes read the steps between."""
     steps: list[Node] = []
     source = node
@@ -53,7 +53,7 @@ def repeated(node: Node) -> Repeated | None:
             dims = _after(step, dims) if dims is not None else None
         order, times = _heads(dims, shape) if dims is not None and len(dims) == 4 else (None, 1)
         if order is not None and times > 1:
-            return Repeated(source, order, times, tuple(reversed(steps)))
+            return RepeatedHeads(source, order, times, tuple(reversed(steps)))
     return None
 
 

@@ -15,7 +15,7 @@ from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.meaning import called, is_op, may_write, value, writes
 from graphfuse.torch.analysis.reached import reached
-from graphfuse.torch.attention.mask import Seen, allows
+from graphfuse.torch.attention.mask import MaskKind, mask_kind
 
 LARGEST = 1 << 31
 """Largest size in bytes of an evaluated tensor. A boolean mask of 32,768 x 32,768 takes half of it."""
@@ -47,7 +47,7 @@ class Constants:
 
     def __init__(self) -> None:
         self._found: dict[Node, tuple[torch.Tensor | str, Sequence[Node]]] = {}
-        self._allowed: dict[object, Seen | None] = {}
+        self._kinds: dict[object, MaskKind | None] = {}
 
     def value(self, node: Node, reader: Node) -> torch.Tensor | str:
         """The node's value at the time when `reader` reads it, or the reason why it is unknown."""
@@ -55,9 +55,9 @@ class Constants:
         late = (step for step in steps if writes(step) and step > reader)
         return f"{step.name} changes it later" if (step := next(late, None)) else found
 
-    def allowed(
+    def mask_kind(
         self, mask: Node, reader: Node, queries: object, keys: object, is_inverted: bool = False
-    ) -> tuple[Seen | None, str]:
+    ) -> tuple[MaskKind | None, str]:
         """The keys that a mask lets queries attend to; or None, with the reason why the mask stays. queries, keys:
         numbers of tokens. is_inverted: whether the mask is True for the keys that are not attended to."""
         if not isinstance(queries, int) or not isinstance(keys, int):
@@ -66,9 +66,9 @@ class Constants:
         if isinstance(found, str):
             return None, f"its mask stays: {found}"
         key = mask, queries, keys, is_inverted
-        if key not in self._allowed:
-            self._allowed[key] = allows(~found if is_inverted else found, queries, keys)
-        kind = self._allowed[key]
+        if key not in self._kinds:
+            self._kinds[key] = mask_kind(~found if is_inverted else found, queries, keys)
+        kind = self._kinds[key]
         return kind, "" if kind else "its mask is neither causal, nor a window of the last keys, nor all true"
 
     def steps(self, node: Node) -> Sequence[Node]:
