@@ -12,7 +12,7 @@ from graphfuse import VariantPackError
 from graphfuse.emulator import kernel
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.autoencoders import fault, known
+from graphfuse.torch.autoencoders import fault, roles
 from graphfuse.torch.autoencoders.convolution import measured_plans
 from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
 from graphfuse.torch.autoencoders.wan import FORWARDS
@@ -94,7 +94,7 @@ def test_each_module_in_chunks_of_frames(fused, name, frames):
     with torch.no_grad():
         for chunk in range(3):
             x = drawn(n, c, 1 if chunk == 0 else frames, h, w, seed=chunk)
-            if known.role(part) == known.ATTENTION:
+            if roles.role(part) == roles.ATTENTION:
                 made, wanted = part(x), own(part, x)
             else:
                 made, wanted = part(x, kept, [0]), own(part, x, theirs, [0])
@@ -109,7 +109,7 @@ def test_each_module_in_chunks_of_frames(fused, name, frames):
 def test_every_module_in_every_call(config):
     """What each module that is replaced is given in an encode and a decode, and the frames that it keeps then."""
     vae = wan(**config)
-    with Calls(m for m in vae.modules() if known.role(m) in FORWARDS) as calls, torch.no_grad():
+    with Calls(m for m in vae.modules() if roles.role(m) in FORWARDS) as calls, torch.no_grad():
         vae.encode(drawn(1, 3, 9, 32, 48))
         vae.decode(drawn(1, 4, 3, 4, 6))
     report = fuse(vae)
@@ -338,9 +338,9 @@ def test_a_class_with_another_forward_is_not_known(one):
 
     block.__class__ = Twice
     became = {e.became for e in fuse(one).replaced if e.name == BLOCK}
-    assert known.role(block) == "" and became == {"region"}  # its norms with SiLU, each by itself
+    assert roles.role(block) == "" and became == {"region"}  # its norms with SiLU, each by itself
     block.__class__ = Other
-    assert known.role(block) == known.RESIDUAL
+    assert roles.role(block) == roles.RESIDUAL
 
 
 def test_frames_of_other_extents_are_refused(fused):
@@ -373,7 +373,7 @@ class Another:
 
 
 def test_digests_leave_out_what_does_nothing():
-    assert known.digest(Bare.forward) == known.digest(Told.forward) != known.digest(Another.forward)
+    assert roles.digest(Bare.forward) == roles.digest(Told.forward) != roles.digest(Another.forward)
 
 
 @pytest.mark.parametrize("forms", [(False, False), (False, True), (True, True)], ids=["bias", "kept", "residual"])
@@ -403,8 +403,8 @@ def test_the_kernel_with_bias_and_sum(plan_on, engine, dtype, forms):
 
 def test_faults_are_of_modules_that_are_known(fused):
     assert fault.of_module(torch.nn.Linear(2, 2), "") == "its class is not known"
-    assert not fault.is_fit(fused.decoder, known.DECODER, None)
-    assert not fault.is_fit(fused.decoder, known.DECODER, drawn(1, 4, 1, 4, 6).double())
+    assert not fault.is_fit(fused.decoder, roles.DECODER, None)
+    assert not fault.is_fit(fused.decoder, roles.DECODER, drawn(1, 4, 1, 4, 6).double())
 
 
 def test_norms_are_fused_once_a_module_runs_its_own_forward(one):

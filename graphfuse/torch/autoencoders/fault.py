@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
-from graphfuse.torch.autoencoders import known
+from graphfuse.torch.autoencoders import roles
 
 MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
 
@@ -49,21 +49,21 @@ def leaves(module: torch.nn.Module, role: str) -> Iterator[torch.nn.Module]:
         leaf = getattr(module, name, None)
         if leaf is not None:
             yield leaf
-    if role == known.RESAMPLE:
+    if role == roles.RESAMPLE:
         yield module.resample[1]
 
 
 _LEAVES = {
-    known.RESIDUAL: ("norm1", "conv1", "norm2", "conv2", "conv_shortcut"),
-    known.ATTENTION: ("norm", "to_qkv", "proj"),
-    known.RESAMPLE: ("time_conv",),
-} | dict.fromkeys(known.ENDS, ("conv_in", "norm_out", "conv_out"))
+    roles.RESIDUAL: ("norm1", "conv1", "norm2", "conv2", "conv_shortcut"),
+    roles.ATTENTION: ("norm", "to_qkv", "proj"),
+    roles.RESAMPLE: ("time_conv",),
+} | dict.fromkeys(roles.ENDS, ("conv_in", "norm_out", "conv_out"))
 
 
 def _convolution(conv: object, kernel: tuple[int, int, int], frames: int = 1, padding: object = None) -> Fault:
     """Fault of a causal convolution. frames: its stride. padding: its expected padding; by default it keeps the
     extents."""
-    if not isinstance(conv, torch.nn.Conv3d) or known.role(conv) != known.CONVOLUTION or not is_plain(conv):
+    if not isinstance(conv, torch.nn.Conv3d) or roles.role(conv) != roles.CONVOLUTION or not is_plain(conv):
         return "a convolution is of another class, or has hooks"
     t, h, w = kernel
     around = (w // 2, w // 2, h // 2, h // 2, t - 1, 0) if padding is None else padding
@@ -83,7 +83,7 @@ def _image_convolution(conv: object, kernel: int, stride: int, padding: int) -> 
 
 
 def _norm(norm: object) -> Fault:
-    if not isinstance(norm, torch.nn.Module) or known.role(norm) != known.NORM or not is_plain(norm):
+    if not isinstance(norm, torch.nn.Module) or roles.role(norm) != roles.NORM or not is_plain(norm):
         return "a norm is of another class, or has hooks"
     has_bias = isinstance(norm.bias, torch.Tensor) or norm.bias != 0
     if not norm.channel_first or has_bias or norm.scale != norm.gamma.numel() ** 0.5:
@@ -122,7 +122,7 @@ def _resample(block: torch.nn.Module) -> Iterator[Fault]:
         yield f"its mode is {block.mode}"
     before, conv = block.resample
     if block.mode.startswith("up"):
-        if known.role(before) != known.UPSAMPLE or not is_plain(before):
+        if roles.role(before) != roles.UPSAMPLE or not is_plain(before):
             yield "its upsampling is another"
         elif (before.scale_factor, before.size, before.mode) != ((2.0, 2.0), None, "nearest-exact"):
             yield "its upsampling is by another factor"
@@ -146,10 +146,10 @@ def _ends(module: torch.nn.Module) -> Iterator[Fault]:
 
 
 _CHECKS: dict[str, Callable[[torch.nn.Module], Iterator[Fault]]] = {
-    known.RESIDUAL: _residual,
-    known.ATTENTION: _attention,
-    known.RESAMPLE: _resample,
+    roles.RESIDUAL: _residual,
+    roles.ATTENTION: _attention,
+    roles.RESAMPLE: _resample,
     # Containers compute nothing themselves. The modules within them are checked separately.
-    **dict.fromkeys(known.CONTAINERS, lambda module: iter(())),
-    **dict.fromkeys(known.ENDS, _ends),
+    **dict.fromkeys(roles.CONTAINERS, lambda module: iter(())),
+    **dict.fromkeys(roles.ENDS, _ends),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from graphfuse.torch.autoencoders import fault, known
+from graphfuse.torch.autoencoders import fault, roles
 from graphfuse.torch.autoencoders.convolution import convolution
 from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
 
@@ -77,22 +77,22 @@ def decoder(module: torch.nn.Module, x: PendingSum, cache: Cache, **first: objec
 
 
 FORWARDS: dict[str, Callable[..., PendingSum]] = {
-    known.RESIDUAL: residual,
-    known.ATTENTION: attention,
-    known.RESAMPLE: resample,
-    known.MIDDLE: middle,
-    known.UP: up,
-    known.RESIDUAL_UP: residual_up,
-    known.RESIDUAL_DOWN: residual_down,
-    known.ENCODER: encoder,
-    known.DECODER: decoder,
+    roles.RESIDUAL: residual,
+    roles.ATTENTION: attention,
+    roles.RESAMPLE: resample,
+    roles.MIDDLE: middle,
+    roles.UP: up,
+    roles.RESIDUAL_UP: residual_up,
+    roles.RESIDUAL_DOWN: residual_down,
+    roles.ENCODER: encoder,
+    roles.DECODER: decoder,
 }
 """Forwards by role, of (module, activation, cache), and first_chunk if the own forward has it."""
 
 
 def run(module: torch.nn.Module, x: PendingSum, cache: Cache, **more: object) -> PendingSum:
     """Result of a submodule: by its forward here, or by the module itself if that would compute something else."""
-    role = known.role(module)
+    role = roles.role(module)
     if role in FORWARDS and fault.is_fit(module, role, x.tensor):
         return FORWARDS[role](module, x, cache, **more)
     frames = {"feat_cache": cache.kept, "feat_idx": cache.position} if cache else {}

@@ -66,12 +66,12 @@ def forward_of(of: FusedCalls, cls: type) -> FunctionType:
     return forward
 
 
-def together(of: FusedCalls) -> Callable[..., object]:
+def joint_call(of: FusedCalls) -> Callable[..., object]:
     """Function of modules followed by the arguments of their calls. It returns a list of their results. If a kernel
     would compute something else, it calls the modules one by one."""
     calls, result, count = of.calls, of.result, len(of.classes)
 
-    def call_together(*given):
+    def call_modules(*given):
         modules, full = given[:count], given[count:]
         # A deferred sum belongs to the call of the norm that reads it.
         if not any(type(t) is DeferredSum for t in full) and all(map(is_plain, modules)):
@@ -80,4 +80,4 @@ def together(of: FusedCalls) -> Callable[..., object]:
                 return made if isinstance(made, list) else [made]
         return calls.of_modules(modules, full)
 
-    return call_together
+    return call_modules

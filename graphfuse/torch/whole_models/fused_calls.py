@@ -1,7 +1,8 @@
 """Sequences of calls of modules and torch operations that one kernel computes together.
 
 What they compute, roundings included, depends on the types and ranks of the arguments, so there is a trace for each. A
-`Way` holds the result of such a trace: the program, if the whole trace is one region; otherwise the reason why not.
+`Specialization` holds the result of such a trace: the program if the whole trace is one region, otherwise the reason
+why not.
 """
 
 from collections import deque
@@ -38,7 +39,7 @@ _observed = torch_private.observed()
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class Specialization:
     """The computation of calls for activations of one type and rank.
 
     why: the reason why no kernel runs; "" if one does.
@@ -51,8 +52,8 @@ class Way:
     is_contiguous: whether the inputs must be contiguous.
     is_permuted: whether the kernel is given views of the inputs.
     places: the program's inputs, as indices of the activations followed by the parameters.
-    untrainable: the reason why no kernels compute gradients; "" if they do. Only the first way of calls has it; the
-    reason is the same for the others.
+    untrainable: the reason why no kernels compute gradients; "" if they do. Only the first specialization of calls has
+    it; the reason is the same for the others.
     """
 
     why: str
@@ -82,30 +83,30 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class FusedCalls:
-    """A sequence of calls with its ways by types and rank: the usual ones, and those of previous calls. types: of
-    activations and of parameters, for the first way. members: index of the module and name of each of their tensors.
-    classes: classes of the modules."""
+    """A sequence of calls with its specializations by types and rank: the usual ones, and those of previous calls.
+    types: of activations and of parameters, for the first one. members: index of the module and name of each of their
+    tensors. classes: classes of the modules."""
 
     calls: CallSequence
     classes: tuple[type, ...]
     of: Probe
     types: Types
     members: tuple[tuple[int, str], ...]
-    ways: dict[tuple[torch.dtype, torch.dtype, int], Way] = field(default_factory=dict)
+    specs: dict[tuple[torch.dtype, torch.dtype, int], Specialization] = field(default_factory=dict)
 
     @property
-    def first(self) -> Way:
-        return self.ways[(*self.types, self.of.ranks[0])]
+    def first(self) -> Specialization:
+        return self.specs[(*self.types, self.of.ranks[0])]
 
-    def way(self, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way | None:
-        """The way for types and rank that were not requested before, from a trace of these modules; None if it cannot
-        be traced."""
+    def specialize(self, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Specialization | None:
+        """The specialization for types and rank that were not requested before, from a trace of these modules; None if
+        it cannot be traced."""
         if {*types}.difference(TYPES) or rank not in self.of.ranks or is_dynamo_compiling():
             return None
         with torch_private.without_modes():
             if _observed():  # another trace or transform would record this one
                 return None
-            found = self.ways[(*types, rank)] = _way(self, modules, types, rank)
+            found = self.specs[(*types, rank)] = _specialized(self, modules, types, rank)
         return found
 
     @cached_property
@@ -116,7 +117,7 @@ class FusedCalls:
         counts = {"m": len(self.classes), "x": self.calls.given, "w": len(self.members)}
         modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in counts.items())
         given, place = ", ".join((*full, *members)), 1 if self.of.behind else -1
-        watches = [f"way.watches[{n}]({module})" for n, module in enumerate(modules)]
+        watches = [f"spec.watches[{n}]({module})" for n, module in enumerate(modules)]
         lines = [
             *when(["not isinstance(x0, Tensor)"], "return None"),
             "kind, device, shape, rank = x0.dtype, x0.device, x0.shape, x0.ndim",
@@ -132,32 +133,32 @@ class FusedCalls:
             lines += when([f"not isinstance({w}, Tensor)", *others], "return None")
         lines += [
             f"types = kind, {'w0.dtype' if members else 'kind'}",
-            "way = ways.get((*types, rank))",
-            *when(["way is None"], f"way = made_way(({', '.join(modules)},), types, rank)"),
+            "spec = specs.get((*types, rank))",
+            *when(["spec is None"], f"spec = specialize(({', '.join(modules)},), types, rank)"),
             *when(
                 [
-                    "way is None",
-                    "way.run is None",
-                    "way.autocasts and autocasts(device.type)",
-                    f"way.columns is not None and shape[{place}] != way.columns",
-                    "way.is_permuted and type(x0) is not Tensor",
+                    "spec is None",
+                    "spec.run is None",
+                    "spec.autocasts and autocasts(device.type)",
+                    f"spec.columns is not None and shape[{place}] != spec.columns",
+                    "spec.is_permuted and type(x0) is not Tensor",
                     *(f"not {watch}" for watch in watches),
-                    *(f"way.is_contiguous and not {t}.is_contiguous()" for t in (*full, *members)),
+                    *(f"spec.is_contiguous and not {t}.is_contiguous()" for t in (*full, *members)),
                 ],
                 "return None",
             ),
-            f"return way.run({given}) if way.is_permuted or x0.stride(-1) == 1 else way.spread({given})",
+            f"return spec.run({given}) if spec.is_permuted or x0.stride(-1) == 1 else spec.spread({given})",
         ]
         if self.first.untrainable:
-            asks = " or ".join(f"{t}.requires_grad" for t in (*full, *members))
-            lines[-1:-1] = when([f"is_grad_enabled() and ({asks})"], "return None")
+            needs_gradient = " or ".join(f"{t}.requires_grad" for t in (*full, *members))
+            lines[-1:-1] = when([f"is_grad_enabled() and ({needs_gradient})"], "return None")
         names = {
             "is_grad_enabled": torch.is_grad_enabled,
             "Tensor": torch.Tensor,
             "run_on": RUN_ON,
             "extents": self.of.extents,
-            "ways": self.ways,
-            "made_way": self.way,
+            "specs": self.specs,
+            "specialize": self.specialize,
             "autocasts": torch.is_autocast_enabled,
         }
         return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
@@ -168,9 +169,9 @@ _kept: deque[FusedCalls] = deque(maxlen=64)
 
 
 def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradients: bool = False) -> FusedCalls | str:
-    """The calls of these modules with their usual ways, of which the first is a kernel; otherwise the reason why there
-    is none. without_gradients: whether a kernel for inference suffices; then calls that require gradients do not use
-    it."""
+    """The calls of these modules with their usual specializations, if the first one is a kernel; otherwise the reason
+    why it is not. without_gradients: whether a kernel for inference suffices; then calls that require gradients do not
+    use it."""
 
     def judged(found: FusedCalls) -> FusedCalls | str:
         return found.first.why or ("" if without_gradients else found.first.untrainable) or found
@@ -188,33 +189,33 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradi
         is_like = (other.calls, other.classes, other.of, other.members) == (calls, classes, of, members)
         if is_like and other.types == made.types and other.first.holds_for(modules):
             return judged(other)
-    first = made.way(modules, made.types, of.ranks[0])
+    first = made.specialize(modules, made.types, of.ranks[0])
     if first is None:
         return "somebody traces, or transforms, what is called"
     if not first.why:
         for rank in of.ranks[1:3]:
-            made.way(modules, made.types, rank)
+            made.specialize(modules, made.types, rank)
         for other in (other for other in TYPES if other is not kind):
-            made.way(modules, (other, other), of.ranks[0])
+            made.specialize(modules, (other, other), of.ranks[0])
     _kept.append(made)
     return judged(made)
 
 
-def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Way:
+def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Specialization:
     def trace(probe: Probe) -> Traced:
         return traced(of.calls, modules, probe, types, rank)
 
     try:
         found = trace(of.of)
     except Exception as error:
-        return Way(why_left(error))
+        return Specialization(why_left(error))
     watches = tuple(map(watched, found.reads))
     region = _region(found)
     if isinstance(region, str):
-        return Way(region, watches)
+        return Specialization(region, watches)
     inputs = [node if node in found.sources else _origin(node) for node in region.inputs]
     if not found.sources.keys() >= {*inputs}:
-        return Way("it normalizes or scales by something else than its input and its parameters", watches)
+        return Specialization("it normalizes or scales by something else than its input and its parameters", watches)
     columns: int | None = of.of.columns
     if not of.of.is_fixed:
         try:
@@ -224,12 +225,12 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
             pass
     seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
     if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
-        return Way("it views its rows otherwise than as parts of them", watches)
+        return Specialization("it views its rows otherwise than as parts of them", watches)
     places = [*map([*found.sources].index, inputs)]
     made = [region.outputs.index(node) for node in _returned(found, region)]
     arrangements = tuple(map(_arrangement, *zip(*seen, strict=True), region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made
-    return Way(
+    return Specialization(
         "",
         watches,
         region.program,
@@ -240,7 +241,7 @@ def _way(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank:
         any(is_op(node, "view") for node in found.graph.nodes),
         any(arrangements),
         tuple(places),
-        _untrainable(region) if not of.ways else "",
+        _untrainable(region) if not of.specs else "",
     )
 
 

@@ -26,7 +26,7 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
-    if is_dynamo_compiling() or _observed() or not _is_taken(x, norm):
+    if is_dynamo_compiling() or _observed() or not _is_supported(x, norm):
         return None
     if (found := in_pieces(x)) is None:
         return None
@@ -43,7 +43,7 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     return made.view(n, *extents, c).movedim(-1, 1) if last else made.view(x.shape)
 
 
-def _is_taken(x: object, norm: torch.nn.GroupNorm) -> bool:
+def _is_supported(x: object, norm: torch.nn.GroupNorm) -> bool:
     if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != norm.num_channels:
         return False
     if x.dtype not in FLOATS or x.device.type not in set_forward.RUN_ON or torch.is_autocast_enabled(x.device.type):
@@ -87,18 +87,18 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
     return input if norm is None else norm(input)
 
 
-def replaced(name: str, module: torch.nn.Module) -> Entry | None:
+def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a group norm, and returns its entry; None for any other module."""
     if not isinstance(module, torch.nn.GroupNorm):
         return None
     kind = type(module).__name__
-    if why := why_left(module):
+    if why := why_not_replaced(module):
         return Entry(name, kind, why=why)
     set_forward.set_on(module, forward)
     return Entry(name, kind, BECAME, f"from {LEAST} elements")
 
 
-def why_left(norm: torch.nn.GroupNorm) -> str:
+def why_not_replaced(norm: torch.nn.GroupNorm) -> str:
     if type(norm) is not torch.nn.GroupNorm:
         return "its class is not torch's"
     if norm.weight is None or norm.bias is None:

@@ -26,9 +26,16 @@ from graphfuse.torch.analysis.reads import is_plain, watched
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
-from graphfuse.torch.whole_models.forward import together
+from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
-from graphfuse.torch.whole_models.layer_trace import REST, LayerTrace, TakenArguments, parts_of, side_by_side, traces
+from graphfuse.torch.whole_models.layer_trace import (
+    REST,
+    ArgumentAssumptions,
+    LayerTrace,
+    parts_of,
+    side_by_side,
+    traces,
+)
 from graphfuse.torch.whole_models.stretch import stretch
 
 
@@ -45,16 +52,16 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
     """The layer's forward with everything fused that can be. norms: those of its own modules that kernels compute, by
     name. Raises ForwardDeclined if the layer's forward cannot be traced."""
     own, whys = own_forward(type(layer)), list[ForwardDeclined]()
-    found = [*traces(layer, own.function, TakenArguments(), whys)]
+    found = [*traces(layer, own.function, ArgumentAssumptions(), whys)]
     if not found:
         raise whys[0]
     made = [(trace, _fused(layer, norms, own, trace)) for trace in found]
-    ways = [(trace, way) for trace, way in made if way.function is not None]
-    if not ways or not found[0].conditions:
+    variants = [(trace, variant) for trace, variant in made if variant.function is not None]
+    if not variants or not found[0].conditions:
         return made[0][1]
-    # The first of several ways is the usual one, and fuses most.
-    functions = [(trace.conditions, way.function) for trace, way in ways]
-    return replace(ways[0][1], function=_by_arguments(own.function, functions))
+    # The first of several variants is the usual one, and fuses most.
+    functions = [(trace.conditions, variant.function) for trace, variant in variants]
+    return replace(variants[0][1], function=_by_arguments(own.function, functions))
 
 
 def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: LayerTrace) -> FusedLayer:
@@ -62,8 +69,8 @@ def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForw
     stretches = list(_stretches(graph, layer, norms))
     within = {node for nodes in stretches for node in nodes}
     parts = [part for run in _runs(graph, layer, norms, within) for part in _parts(layer, norms, run, whys)]
-    taken = within | {node for part in parts for node in part.nodes}
-    sums = (node for node in graph.nodes if _is_sum(node) and node not in taken)
+    fused_nodes = within | {node for part in parts for node in part.nodes}
+    sums = (node for node in graph.nodes if _is_sum(node) and node not in fused_nodes)
     kept = tuple(dict.fromkeys(why for total in sums if (why := _why_kept(total, norms, whys))))
     if not parts and not stretches:
         return FusedLayer(None, (), kept)
@@ -205,7 +212,7 @@ def _calls(part: Sequence[Node]) -> tuple[CallSequence, list[str], list[Node]]:
 def _put_part(graph: Graph, part: _Part) -> str:
     """Replaces a part by one call, and returns its description."""
     calls, names, given = _calls(part.nodes)
-    _put_call(graph, part.nodes, calls, together(part.of), names, given)
+    _put_call(graph, part.nodes, calls, joint_call(part.of), names, given)
     return f"{part.of.first.program.operations}; with {' and '.join(names)}"
 
 
@@ -260,9 +267,9 @@ def _written(graph: Graph) -> FunctionType:
     return written("layer", "forward", code.src.replace(f"{REST} = {rest}", f"**{rest}"), code.globals)
 
 
-def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], FunctionType]]) -> FunctionType:
-    """Function of a layer's arguments that runs the first way whose conditions hold; the class's own forward if none
-    does. ways: (conditions, function) each."""
+def _by_arguments(own: FunctionType, variants: Sequence[tuple[Sequence[str], FunctionType]]) -> FunctionType:
+    """Function of a layer's arguments that runs the first variant whose conditions hold; the class's own forward if
+    none does. variants: (conditions, function) each."""
     names: dict[str, object] = {"_rank": lambda t: getattr(t, "ndim", None)}
     given = []
     for p in inspect.signature(own).parameters.values():
@@ -270,12 +277,15 @@ def _by_arguments(own: FunctionType, ways: Sequence[tuple[Sequence[str], Functio
             names[f"_default_{p.name}"] = p.default
         star = "**" if p.kind is p.VAR_KEYWORD else ""
         given.append(f"{star}{p.name}" + (f"=_default_{p.name}" if p.default is not p.empty else ""))
-    lines = [f"if {' and '.join(conditions)}: return {n}" for n, (conditions, _) in enumerate(ways)]
-    way, functions = written("layer", "way", text("way", given, lines), names), [function for _, function in ways]
+    lines = [f"if {' and '.join(conditions)}: return {n}" for n, (conditions, _) in enumerate(variants)]
+    choose, functions = (
+        written("layer", "choose", text("choose", given, lines), names),
+        [function for _, function in variants],
+    )
 
     def forward(self_, *given, **named):
         try:
-            number = way(self_, *given, **named)
+            number = choose(self_, *given, **named)
         except TypeError:  # the class's own forward raises it again
             number = None
         return (type(self_).forward if number is None else functions[number])(self_, *given, **named)

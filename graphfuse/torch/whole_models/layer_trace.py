@@ -21,17 +21,17 @@ REST = "_graphfuse_rest"
 _RANKS = (3, 4)
 """Ranks of arguments for which a forward that depends on them is traced; the usual one first. Others run the class's
 own."""
-_MOST_ASKED = 3
+_MOST_OPTIONAL = 3
 """Most arguments for which a forward is traced with and without None."""
 
 
 @dataclass(frozen=True)
-class TakenArguments:
+class ArgumentAssumptions:
     """Assumptions of a trace about its arguments. rank: of those whose rank the forward reads; 0 if it may not read
-    any. there, absent: names of those that are not None, and of those that are None."""
+    any. present, absent: names of those that are not None, and of those that are None."""
 
     rank: int = 0
-    there: frozenset[str] = frozenset()
+    present: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
 
 
@@ -43,15 +43,15 @@ class _Undecided(ForwardDeclined):
         self.argument = argument
 
 
-class _Proxies(Domain):
+class _ProxyDomain(Domain):
     """Interpreter domain whose symbols are proxies. Operations on them are recorded and repeated in each call, so any
     is allowed."""
 
     symbols = Proxy
 
-    def __init__(self, module: torch.nn.Module, tracer: Tracer, taken: TakenArguments) -> None:
+    def __init__(self, module: torch.nn.Module, tracer: Tracer, assumed: ArgumentAssumptions) -> None:
         super().__init__(module)
-        self.tracer, self.taken, self.ranked = tracer, taken, dict[str, None]()
+        self.tracer, self.assumed, self.ranked = tracer, assumed, dict[str, None]()
         self.undecided, self.is_alone = "", False
         self._filled = dict[Node, dict[int, Proxy]]()
         self._parts = dict[tuple[Node, int], Sequence[object]]()
@@ -64,7 +64,7 @@ class _Proxies(Domain):
             self.record(SELF, (name := symbol.node.target, "__class__"), type(getattr(self.module, name)))
             return False
         if symbol.node.op == "placeholder" and not symbol.node.target.startswith("**"):
-            if symbol.node.target in self.taken.there:
+            if symbol.node.target in self.assumed.present:
                 return False
             self.undecided = self.undecided or symbol.node.target
         return super().is_none(symbol)
@@ -72,9 +72,9 @@ class _Proxies(Domain):
     def attribute(self, symbol: Proxy, name: str) -> object:
         if name.endswith("_") and not name.endswith("__"):
             raise ForwardDeclined("changes a tensor in place")
-        if self.taken.rank and name == "ndim" and symbol.node.op == "placeholder":
+        if self.assumed.rank and name == "ndim" and symbol.node.op == "placeholder":
             self.ranked[symbol.node.target] = None
-            return self.taken.rank
+            return self.assumed.rank
         return getattr(symbol, name)
 
     def compute(self, function: Callable[..., object], args: Sequence[object], named: Mapping[str, object]) -> object:
@@ -204,13 +204,13 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. taken:
+    """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. assumed:
     assumptions about its arguments. ranked: arguments whose rank it reads. alone: name of the `**` parameter, if that
     must be empty."""
 
     graph: Graph
     reads: tuple[Read, ...]
-    taken: TakenArguments
+    assumed: ArgumentAssumptions
     ranked: tuple[str, ...]
     alone: tuple[str, ...]
 
@@ -218,17 +218,17 @@ class LayerTrace:
     def conditions(self) -> tuple[str, ...]:
         """Conditions on arguments under which this trace holds, as Python expressions that use `_rank`."""
         return (
-            *(f"_rank({name}) == {self.taken.rank}" for name in self.ranked),
-            *(f"{name} is not None" for name in sorted(self.taken.there)),
-            *(f"{name} is None" for name in sorted(self.taken.absent)),
+            *(f"_rank({name}) == {self.assumed.rank}" for name in self.ranked),
+            *(f"{name} is not None" for name in sorted(self.assumed.present)),
+            *(f"{name} is None" for name in sorted(self.assumed.absent)),
             *(f"not {name}" for name in self.alone),
         )
 
 
-def _trace(layer: torch.nn.Module, own: FunctionType, taken: TakenArguments) -> LayerTrace:
+def _trace(layer: torch.nn.Module, own: FunctionType, assumed: ArgumentAssumptions) -> LayerTrace:
     tracer = Tracer()
     tracer.root, tracer.graph = layer, Graph()
-    domain, given, rest = _Proxies(layer, tracer, taken), [], {}
+    domain, given, rest = _ProxyDomain(layer, tracer, assumed), [], {}
     domain.record(SELF, ("__class__", "forward"), type(layer).forward)
     for p in list(inspect.signature(own).parameters.values())[1:]:
         if p.kind is p.VAR_KEYWORD:
@@ -236,7 +236,7 @@ def _trace(layer: torch.nn.Module, own: FunctionType, taken: TakenArguments) -> 
         elif p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or is_plain(p.default)):
             default = () if p.default is p.empty else (p.default,)
             proxy = tracer.create_proxy("placeholder", p.name, default, {})
-            given.append(None if p.name in taken.absent else proxy)
+            given.append(None if p.name in assumed.absent else proxy)
         else:
             raise ForwardDeclined(f"its forward has the argument {p}")
     try:
@@ -249,26 +249,26 @@ def _trace(layer: torch.nn.Module, own: FunctionType, taken: TakenArguments) -> 
             raise _Undecided(why_left(error), domain.undecided) from error
         raise ForwardDeclined(why_left(error)) from error
     alone = tuple(rest) if domain.is_alone else ()
-    return LayerTrace(tracer.graph, tuple(domain.reads.values()), taken, tuple(domain.ranked), alone)
+    return LayerTrace(tracer.graph, tuple(domain.reads.values()), assumed, tuple(domain.ranked), alone)
 
 
 def traces(
-    layer: torch.nn.Module, function: FunctionType, taken: TakenArguments, whys: list[ForwardDeclined]
+    layer: torch.nn.Module, function: FunctionType, assumed: ArgumentAssumptions, whys: list[ForwardDeclined]
 ) -> Iterator[LayerTrace]:
-    """Traces of a forward: one for all arguments, or one for each way it takes depending on ranks and on None. whys:
-    receives the reasons of ways that cannot be traced."""
+    """Traces of a forward: one for all arguments, or one for each of its variants by the ranks and None-ness of
+    arguments. whys: receives the reasons why variants cannot be traced."""
     try:
-        yield _trace(layer, function, taken)
+        yield _trace(layer, function, assumed)
         return
     except _Undecided as why:
         whys.append(why)
-        asked = why.argument
+        argument = why.argument
     except ForwardDeclined as why:
         whys.append(why)
-        asked = ""
-    if asked and len(taken.there) + len(taken.absent) < _MOST_ASKED:
-        yield from traces(layer, function, replace(taken, there=taken.there | {asked}), whys)
-        yield from traces(layer, function, replace(taken, absent=taken.absent | {asked}), whys)
-    elif not asked and not taken.rank:
+        argument = ""
+    if argument and len(assumed.present) + len(assumed.absent) < _MOST_OPTIONAL:
+        yield from traces(layer, function, replace(assumed, present=assumed.present | {argument}), whys)
+        yield from traces(layer, function, replace(assumed, absent=assumed.absent | {argument}), whys)
+    elif not argument and not assumed.rank:
         for rank in _RANKS:
-            yield from (t for t in traces(layer, function, replace(taken, rank=rank), whys) if t.ranked)
+            yield from (t for t in traces(layer, function, replace(assumed, rank=rank), whys) if t.ranked)

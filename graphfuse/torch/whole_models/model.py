@@ -14,7 +14,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
-from graphfuse.torch.autoencoders import replaced as autoencoders
+from graphfuse.torch.autoencoders import replacement as autoencoders
 from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
@@ -53,27 +53,29 @@ def fuse(model: torch.nn.Module) -> FuseReport:
             _norm("", norm, {})
 
     for name, module in model.named_modules():
-        if (entry := autoencoders.replaced(name, module, later)) is not None:
+        if (entry := autoencoders.replace(name, module, later)) is not None:
             made[module] = entry
-    around = {norm for module, entry in made.items() if entry.is_replaced for norm in autoencoders.gone_around(module)}
+    bypassed = {
+        norm for module, entry in made.items() if entry.is_replaced for norm in autoencoders.bypassed_norms(module)
+    }
     for name, module in model.named_modules():
-        entry = _norm(name, module, norms) if module not in around else None
+        entry = _norm(name, module, norms) if module not in bypassed else None
         if entry is not None:
             entries.append(entry)
     for name, module in model.named_modules():
         if module in made:
             entries.append(made[module])
             continue
-        if (entry := tensor_parallel.replaced(name, module)) is not None:
+        if (entry := tensor_parallel.replace(name, module)) is not None:
             entries.append(entry)
             continue
         own = {n: norms[path] for n, _ in module.named_children() if (path := f"{name}.{n}" if name else n) in norms}
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        if (entry := group_norm.replaced(name, module)) is not None:
+        if (entry := group_norm.replace(name, module)) is not None:
             entries.append(entry)
-        entries += pairs.replaced(name, module, own)
+        entries += pairs.replace(name, module, own)
     return FuseReport(type(model).__name__, tuple(entries))
 
 
@@ -107,7 +109,7 @@ def _check(model: object) -> None:
 def _remove(model: torch.nn.Module) -> tuple[str, ...]:
     found = [(name, module) for name, module in model.named_modules() if set_forward.is_set_on(module)]
     for _, module in found:
-        autoencoders.put_back(module)
+        autoencoders.restore_weights(module)
         del module.forward
     return tuple(name for name, _ in found)
 

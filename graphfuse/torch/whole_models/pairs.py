@@ -15,18 +15,20 @@ from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models import group_norm
-from graphfuse.torch.whole_models.forward import together
+from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.statements import Call, joined
 
 _CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (CallOperand(1),), {})), (2,))
 
 
-def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[Entry]:
+def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[Entry]:
     """Sets the forward of a module that has such pairs. norms: those of its modules that are one kernel each, by name;
     group norms are recognized here."""
     kind, children = type(module).__name__, dict(module.named_children())
-    of_groups = {n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_left(m)}
+    of_groups = {
+        n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_not_replaced(m)
+    }
     activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
     own, may_have_pairs = type(module).forward, activations and (of_groups or norms)
     if set_forward.is_set_on(module) or not may_have_pairs or not isinstance(own, FunctionType):
@@ -42,7 +44,7 @@ def replaced(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]
         found = fused(_CALLS, (children[norm], children[activation]))
         if not isinstance(found, FusedCalls):
             return None
-        operations[norm, activation], run = found.first.program.operations, together(found)
+        operations[norm, activation], run = found.first.program.operations, joint_call(found)
         return lambda norm, activation, x: run(norm, activation, x)[0]
 
     try:

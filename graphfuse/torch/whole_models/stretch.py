@@ -85,11 +85,11 @@ class Stretch:
             known.append((t.shape, t.stride(), t.dtype, t.device))
         if torch.is_autocast_enabled(given[0].device.type):
             return None
-        ways = self.shaped.setdefault(tuple(known), [])
-        found = next((way for way in ways if hold(way.watches, modules)), None)
+        records = self.shaped.setdefault(tuple(known), [])
+        found = next((one for one in records if hold(one.watches, modules)), None)
         if found is None and not _observed():
             found = _shaped(self.calls, modules, given)
-            ways.append(found)
+            records.append(found)
             if len(self.shaped) > _KEPT:
                 del self.shaped[next(iter(self.shaped))]
         return found

@@ -38,7 +38,7 @@ _METHODS = (
     "size stride dim ndimension numel nelement element_size storage_offset get_device is_contiguous is_floating_point "
     "is_complex is_signed is_inference __len__ __format__".split()
 )
-_ASKED_OF_NO_VALUES = frozenset(
+_READ_NO_ELEMENTS = frozenset(
     {
         *(getattr(_Tensor, name).__get__ for name in _PROPERTIES),
         *(getattr(_Tensor, name) for name in _METHODS),
@@ -84,10 +84,10 @@ class DeferredSum(torch.Tensor):
         operator."""
         if func in _ADDS and not kwargs and len(args) == 2 and (made := _added(*args)) is not None:
             return made
-        if func in _ASKED_OF_NO_VALUES:
+        if func in _READ_NO_ELEMENTS:
             of, *others = args
-            asked = of if of._total is None else of._total
-            return super().__torch_function__(func, types, (asked, *others), kwargs)
+            queried = of if of._total is None else of._total
+            return super().__torch_function__(func, types, (queried, *others), kwargs)
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
@@ -160,20 +160,20 @@ def normed(of: FusedCalls, module: torch.nn.Module, x: DeferredSum) -> torch.Ten
     members = [getattr(module, name, None) for _, name in of.members]
     if x.part is None or x.residual is None or not all(type(w) is torch.nn.Parameter for w in members):
         return None
-    way = of.ways.get((x.dtype, members[0].dtype if members else x.dtype, x.ndim))
-    if way is None or not way.sum_before:
+    spec = of.specs.get((x.dtype, members[0].dtype if members else x.dtype, x.ndim))
+    if spec is None or not spec.sum_before:
         return None
-    if way.autocasts and torch.is_autocast_enabled(x.device.type) or not way.holds_for((module,)):
+    if spec.autocasts and torch.is_autocast_enabled(x.device.type) or not spec.holds_for((module,)):
         return None
-    if any(w.shape != of.of.extents for w in members) or way.columns not in (None, x.shape[-1]):
+    if any(w.shape != of.of.extents for w in members) or spec.columns not in (None, x.shape[-1]):
         return None
-    inputs = [x.kept_residual(), x.part.tensor, *(members[place - 1] for place in way.places[1:])]
-    total, made = over_ranks.run(inputs, way.sum_before, 1, x.group)
+    inputs = [x.kept_residual(), x.part.tensor, *(members[place - 1] for place in spec.places[1:])]
+    total, made = over_ranks.run(inputs, spec.sum_before, 1, x.group)
     x.settle(total)
     return made
 
 
-def replaced(name: str, module: torch.nn.Module) -> Entry | None:
+def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Entry of a module whose result `RowwiseParallel` adds up over ranks; None for other modules."""
     style = torch_private.rowwise_style(module) if "torch.distributed.tensor" in sys.modules else None
     if style is None:
@@ -194,16 +194,16 @@ def replaced(name: str, module: torch.nn.Module) -> Entry | None:
 def _forward(layouts: Sequence[object]):
     def forward(self, x):
         weight = self.weight
-        asks = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        if asks or _observed() or torch.is_autocast_enabled(x.device.type):
+        needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        if needs_gradient or _observed() or torch.is_autocast_enabled(x.device.type):
             return type(self).forward(self, x)
-        return _Whole(layouts, _product(x.to_local(), weight.to_local(), weight.device_mesh.get_group()))
+        return _CompleteResult(layouts, _product(x.to_local(), weight.to_local(), weight.device_mesh.get_group()))
 
     return forward
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
+class _CompleteResult:
     """Result of a module in the form that `RowwiseParallel` expects: already complete on every rank."""
 
     placements: Any

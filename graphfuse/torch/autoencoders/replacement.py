@@ -11,10 +11,10 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import fault, known, wan
+from graphfuse.torch.autoencoders import fault, roles, wan
 from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
 
-_TURNED = "_graphfuse_turned"
+_CHANGED_WEIGHTS = "_graphfuse_changed_weights"
 _FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
 
 _ENDS = (
@@ -22,16 +22,16 @@ _ENDS = (
     "contiguous tensors"
 )
 _BECAME = {
-    known.RESIDUAL: "frames (norm, swish, torch's convolution, add)",
-    known.ATTENTION: "frames (norm, attention)",
-    known.RESAMPLE: "frames (copy, torch's convolution)",
-} | dict.fromkeys((*known.CONTAINERS, *known.ENDS), "frames (its modules)")
+    roles.RESIDUAL: "frames (norm, swish, torch's convolution, add)",
+    roles.ATTENTION: "frames (norm, attention)",
+    roles.RESAMPLE: "frames (copy, torch's convolution)",
+} | dict.fromkeys((*roles.CONTAINERS, *roles.ENDS), "frames (its modules)")
 
 
-def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
+def replace(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.Module], None]) -> Entry | None:
     """Sets the forward of a known module. Returns its entry; None for any other module. before_own: called with each
     norm that this forward bypasses, before a call first runs the module's own forward."""
-    role, cls = known.role(module), type(module)
+    role, cls = roles.role(module), type(module)
     if role not in wan.FORWARDS:
         return None
     if not set_forward.is_free(module):
@@ -39,27 +39,27 @@ def replaced(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
     function = _forward(role, cls, before_own)
-    function.__dict__[_TURNED] = tuple(_turned(module, role))
+    function.__dict__[_CHANGED_WEIGHTS] = tuple(_lay_out_weights(module, role))
     set_forward.set_on(module, function)
-    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in known.ENDS else "")
+    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in roles.ENDS else "")
 
 
-def gone_around(module: torch.nn.Module) -> list[torch.nn.Module]:
+def bypassed_norms(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Norms that the replacing forward of a known module computes itself."""
-    role = known.role(module)
-    return [leaf for leaf in fault.leaves(module, role) if known.role(leaf) == known.NORM]
+    role = roles.role(module)
+    return [leaf for leaf in fault.leaves(module, role) if roles.role(leaf) == roles.NORM]
 
 
-def put_back(module: torch.nn.Module) -> None:
+def restore_weights(module: torch.nn.Module) -> None:
     """Restores the layout of weights, before the forward is removed."""
     found = vars(module).get("forward")
-    names = getattr(found.__func__, _TURNED, ()) if isinstance(found, MethodType) else ()
+    names = getattr(found.__func__, _CHANGED_WEIGHTS, ()) if isinstance(found, MethodType) else ()
     for name in names:
         weight = module.get_parameter(name)
         weight.data = weight.data.contiguous()
 
 
-def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
+def _lay_out_weights(module: torch.nn.Module, role: str) -> Iterator[str]:
     """Lays out weights of convolutions channels-last. Returns the names of those that were not."""
     names = {leaf: name for name, leaf in module.named_modules()}
     for leaf in fault.leaves(module, role):
@@ -71,7 +71,7 @@ def _turned(module: torch.nn.Module, role: str) -> Iterator[str]:
 
 def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]) -> FunctionType:
     """Function that replaces a class's forward."""
-    run, signature, is_end = wan.FORWARDS[role], inspect.signature(cls.forward), role in known.ENDS
+    run, signature, is_end = wan.FORWARDS[role], inspect.signature(cls.forward), role in roles.ENDS
 
     def forward(self, *given, **named):
         try:
@@ -81,7 +81,7 @@ def _forward(role: str, cls: type, before_own: Callable[[torch.nn.Module], None]
         x, kept, position = of.get("x"), of.get("feat_cache"), of.get("feat_idx", [0])
         if not fault.is_fit(self, role, x) or not isinstance(kept, list | None):
             if not is_dynamo_compiling():
-                for norm in gone_around(self):
+                for norm in bypassed_norms(self):
                     before_own(norm)
             return type(self).forward(self, *given, **named)
         more = {"first_chunk": of["first_chunk"]} if "first_chunk" in of else {}

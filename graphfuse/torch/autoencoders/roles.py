@@ -79,16 +79,16 @@ def digest(function: FunctionType) -> str:
     tree = syntax_tree(function)
     if isinstance(tree, ast.FunctionDef) and ast.get_docstring(tree) is not None:
         tree = ast.FunctionDef(tree.name, tree.args, tree.body[1:], tree.decorator_list, None)
-    return hashlib.sha256(_said(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(_tree_text(tree).encode()).hexdigest()[:16]
 
 
 _IGNORED = frozenset({"annotation", "returns", "type_comment", "type_params", "ctx", "kind"})
 
 
-def _said(node: object) -> str:
+def _tree_text(node: object) -> str:
     if isinstance(node, list):
-        return f"[{','.join(map(_said, node))}]"
+        return f"[{','.join(map(_tree_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    fields = (f"{n}={_said(v)}" for n, v in ast.iter_fields(node) if n not in _IGNORED and v not in (None, []))
+    fields = (f"{n}={_tree_text(v)}" for n, v in ast.iter_fields(node) if n not in _IGNORED and v not in (None, []))
     return f"{type(node).__name__}({','.join(fields)})"
