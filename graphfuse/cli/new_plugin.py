@@ -103,10 +103,10 @@ def _refuse(name: str, package: str) -> None:
 
     known = plugins.installed()
     first_party = (*engines.ALL, *(pattern for some in patterns.OF_ENGINES.values() for pattern in some))
-    taken = {item.name for item in (*known.patterns, *known.engines, *first_party)} | {"graphfuse", "emulator"}
-    if package in taken:
+    in_use = {item.name for item in (*known.patterns, *known.engines, *first_party)} | {"graphfuse", "emulator"}
+    if package in in_use:
         raise typer.BadParameter(
-            f"{name!r} is taken: installed are {', '.join(sorted(taken))}; names must differ", param_hint="NAME"
+            f"{name!r} is taken: installed are {', '.join(sorted(in_use))}; names must differ", param_hint="NAME"
         )
 
 

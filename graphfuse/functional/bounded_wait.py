@@ -40,10 +40,10 @@ def wait(name: str, rank: int, ranks: int, seconds: float, kernel: WaitingKernel
     late = {line: [p for p in peers if words[line * _LINE + p] != _call(words, p)] for line in (_BEGUN, _DONE)}
     kernel.write({line * _LINE + p: _call(words, p) for line, missing in late.items() for p in missing})
     over = _ended(kernel, seconds)
-    said = "have not begun it" if late[_BEGUN] else "have not ended it"
+    fault = "have not begun it" if late[_BEGUN] else "have not ended it"
     who = ", ".join(map(str, late[_BEGUN] or late[_DONE])) or "none"
     raise RankTimeoutError(
-        f"{name} on rank {rank} of {ranks} did not end within {seconds:g} s: ranks that {said}: {who}; "
+        f"{name} on rank {rank} of {ranks} did not end within {seconds:g} s: ranks that {fault}: {who}; "
         f"{'its kernel was ended without them, and its results are wrong' if over else 'its kernel still runs'}; "
         "accepted: all ranks call it, in one order"
     )

@@ -108,8 +108,8 @@ class AcceptedCall:
         given = [name for name in self.tensors if self.given.get(name) is not None]
         new = {a.name: a for a in self.split.arguments if a.name not in given}
         ignored = [a.name for a in self.variant.arguments if self.given.get(a.name) is not None and a.name not in given]
-        told = all(fastcall.comparable(self.tensors[n]) for n in given)
-        if ignored or not told or 0 in next(iter(self.layouts.values())).shape:
+        is_comparable = all(fastcall.comparable(self.tensors[n]) for n in given)
+        if ignored or not is_comparable or 0 in next(iter(self.layouts.values())).shape:
             return None
         # The call is accepted because gradients are off; a guard does not check that.
         if any(self.given[name].requires_grad for name in self._written):
@@ -237,10 +237,10 @@ def _laid_out(conflict: Conflict, made: str, other: str, layouts: Mapping[str, L
     return Conflict(one, two, conflict.in_place, conflict.same_type)
 
 
-def _clash(split: CountSplit, pair: _Pair, count: int, apart: int) -> bool:
-    """True if two parameters overlap illegally for a count, if the first begins `apart` bytes after the second."""
+def _clash(split: CountSplit, pair: _Pair, count: int, distance: int) -> bool:
+    """True if two parameters overlap illegally for a count, if the first begins `distance` bytes after the second."""
     made, other, conflict = pair
-    return _laid_out(conflict, made, other, dict(split.at(count))).clash(apart)
+    return _laid_out(conflict, made, other, dict(split.at(count))).clash(distance)
 
 
 def _number(name: str, value: object) -> float:

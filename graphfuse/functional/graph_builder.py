@@ -126,12 +126,12 @@ class GraphBuilder:
         """
         scale, bias = (None, None) if weight is None else (self.weight(weight, zero_centred), self.get("bias"))
         # With a weight per head, the norm would be computed along all axes of the weight, over several heads.
-        apart = scale is not None and (rounded or len(self.layouts[weight].shape) > 1)
+        is_separate = scale is not None and (rounded or len(self.layouts[weight].shape) > 1)
         training = any(name in self for name in statistics)
-        y, *made = self._norm(x, *(None, None) if apart else (scale, bias), centred, training)
+        y, *made = self._norm(x, *(None, None) if is_separate else (scale, bias), centred, training)
         for name, t in zip(statistics, made, strict=True) if training else ():
             self.store(name, t)
-        return self.scaled(y, scale, bias, rounded) if apart else y
+        return self.scaled(y, scale, bias, rounded) if is_separate else y
 
     def scaled(self, normal: Tensor, scale: Tensor | None, bias: Tensor | None, rounded: str | None) -> Tensor:
         """A norm, rounded to the type of the argument `rounded`, times scale, plus bias; each if given."""
@@ -162,11 +162,11 @@ class GraphBuilder:
         """Write rows of `tensor` to rows of the argument `name`, which may be in pages, at the indices `numbers`."""
         t = self.layouts[name]
         *_, heads, columns = t.shape
-        rows, apart = math.prod(t.shape[:-2]), t.stride[-3]
-        between = (1,) * (self.rank - 3), (apart,) * (self.rank - 3)
+        rows, row_stride = math.prod(t.shape[:-2]), t.stride[-3]
+        between = (1,) * (self.rank - 3), (row_stride,) * (self.rank - 3)
         made = self.graph.scatter_rows(tensor, numbers)
         made.set_output().set_name(name).set_data_type(t.stored).set_byte_alignment(t.alignment)
-        made.set_dim((rows, *between[0], heads, columns)).set_stride((apart, *between[1], *t.stride[-2:]))
+        made.set_dim((rows, *between[0], heads, columns)).set_stride((row_stride, *between[1], *t.stride[-2:]))
         self.pack[name] = name
 
     def store(self, name: str, tensor: Tensor, swizzled: bool = False, of_rows: bool = False) -> None:

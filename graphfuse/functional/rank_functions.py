@@ -71,11 +71,11 @@ def declare(name: str, *tensors: str) -> Function:
 
 def eager(f: Function) -> Callable[..., Any]:
     """The function of plain tensors, bypassing torch's dispatcher."""
-    said = f.name
+    name = f.name
 
     def refused(*values: object) -> NoReturn:
         raise VariantPackTypeError(
-            f"{said} is called with tensors of a class of their own, or under a mode that looks at operators; "
+            f"{name} is called with tensors of a class of their own, or under a mode that looks at operators; "
             "accepted: plain tensors, and torch.compile"
         )
 

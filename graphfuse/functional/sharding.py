@@ -175,7 +175,7 @@ _plans: dict[tuple, _Plan] = {}
 def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
     """The plan of a call, cached for similar calls. Raises VariantPackError, and VariantPackTypeError for wrong types,
     if global tensors do not fit each other."""
-    key = f, *(_looks(value) for name, value in given.items() if name not in NUMBERS)
+    key = f, *(_cache_key(value) for name, value in given.items() if name not in NUMBERS)
     try:
         found = _plans.get(key)
     except TypeError:  # extents that are symbolic under a compiler
@@ -187,7 +187,7 @@ def _plan(f: Function, given: Mapping[str, object]) -> _Plan:
     return found
 
 
-def _looks(value: object) -> object:
+def _cache_key(value: object) -> object:
     """Everything that a plan depends on in an argument."""
     if _is_sharded(value):
         return value.shape, value.stride(), value.dtype, value.device, value.device_mesh, tuple(value.placements)

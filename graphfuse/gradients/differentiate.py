@@ -78,13 +78,13 @@ def differentiate(
             got = f"a list with {with_article(kind.removeprefix('builtins.'))}" if wrong else repr(given)
             raise GraphTypeError(f"differentiate: {what} must be a list of tensors or names, got {got}")
         found = []
-        for asked in given:
-            fits = [copy for t, copy in copies.items() if asked is t or asked == t.get_name()]
+        for requested in given:
+            fits = [copy for t, copy in copies.items() if requested is t or requested == t.get_name()]
             if len(fits) != 1:
                 names = ", ".join(repr(t.get_name()) for t in copies if not t.get_is_virtual() and t.value is None)
                 twice = f"has {len(fits)} times; give the tensor, or names that differ"
                 has = twice if fits else f"has not; it has {names}"
-                raise GraphValidationError(f"differentiate: {what} has {asked!r}, which graph {graph.name!r} {has}")
+                raise GraphValidationError(f"differentiate: {what} has {requested!r}, which graph {graph.name!r} {has}")
             found += fits
         return list(dict.fromkeys(found))
 

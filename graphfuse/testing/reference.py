@@ -90,8 +90,8 @@ def difference(
     if all(node.compute is data_type.DOUBLE for node in graph.nodes):
         tolerance = min(tolerance, _IN_DOUBLE)
     slack = tolerance * scale + 4 * (near - wide).abs().nan_to_num(0.0)
-    apart = (found - stored).abs()
-    off = ~same & ~(apart <= slack)
+    error = (found - stored).abs()
+    off = ~same & ~(error <= slack)
     place = torch.maximum(finite, torch.tensor(_SMALLEST.get(t.dtype, 0.0), dtype=torch.float64))
     place = place * _PLACE.get(t.dtype, 0.0)
     pointwise = all(node.op.pointwise for node in graph.nodes)
@@ -99,7 +99,7 @@ def difference(
     rounded = any(f and o in graph.consumers for f, (_, o) in zip(flips, _made(graph), strict=True))
     if rounded:  # an element of a rounded value may be its neighbour, which affects a whole row that is reduced
         place = place + 0.05 * scale
-    beyond = ~same & ~(apart <= slack + place)
+    beyond = ~same & ~(error <= slack + place)
     return _mismatch(torch, t, found, stored, beyond, 0) or _mismatch(
         torch, t, found, stored, off, _NEIGHBOURS if pointwise or not rounded else 1.0
     )

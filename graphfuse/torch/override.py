@@ -224,8 +224,8 @@ def _backward(operator: Operator, grad, x, shape, statistics, mask, weight, *bia
     rows, flat_x, scale = _flat(shape, grad, x, weight=weight)
     # One number per row, in the type that graphfuse keeps them in.
     kept = (t.to(torch.promote_types(t.dtype, torch.float32)).reshape(*rows.shape[:-1], 1) for t in statistics)
-    asked = mask[0], mask[1] and weight is not None, *mask[2:]
-    made = _made(operator.gradients, rows, flat_x, scale, *kept, *asked)
+    needed = mask[0], mask[1] and weight is not None, *mask[2:]
+    made = _made(operator.gradients, rows, flat_x, scale, *kept, *needed)
     return tuple(
         None if t is None else t.view(a.shape).to(a.dtype) for t, a in zip(made, (x, weight, *bias), strict=True)
     )
@@ -270,7 +270,7 @@ def _made(function: Callable[..., object], *values: object) -> Tensors:
     return made if isinstance(made, tuple) else (made,)
 
 
-def _looks(t: torch.Tensor) -> tuple:
+def _cache_key(t: torch.Tensor) -> tuple:
     """Key of a tensor that determines the engine. It is the same for all row counts that share a plan."""
     of = row_class(t.numel() // t.shape[-1]) if t.is_contiguous() else (t.shape, t.stride())
     return of, t.dim(), t.shape[-1], t.dtype, t.device
@@ -286,7 +286,7 @@ def _without_kernel(function: Callable[..., object], values: Sequence[object]) -
     x = values[0]
     if x.device.type == "cpu" and settings.device() != str(EMULATOR):
         return None
-    key = function, *(_looks(v) if isinstance(v, torch.Tensor) else v for v in values)
+    key = function, *(_cache_key(v) if isinstance(v, torch.Tensor) else v for v in values)
     if key not in _without:
         why = fallback(explain(function, *values))
         make_room(_without, _KEPT)

@@ -81,13 +81,13 @@ def _judge(torch, dtype: data_type, got, want, largest: float, steps: int):
         return same, close, close
     a, b = (v.view(getattr(torch, dtype.facts.torch)).double() for v in (got, want))
     same |= (a == b) | (a.isnan() & b.isnan())
-    apart = (a - b).abs()
-    close, of_roundings = same | (apart <= CANCELLED * largest), ROUNDED * (steps - STEPS)
-    near = apart <= min(of_roundings, FAR) * largest
+    error = (a - b).abs()
+    close, of_roundings = same | (error <= CANCELLED * largest), ROUNDED * (steps - STEPS)
+    near = error <= min(of_roundings, FAR) * largest
     if dtype in _STEPPED:
         stepped = (_ordered(torch, got, dtype.bits) - _ordered(torch, want, dtype.bits)).abs() <= steps
         return same, close | (stepped & ~a.isnan() & ~b.isnan()), near
-    return same, close | (apart <= max(RELATIVE, of_roundings) * b.abs()), near
+    return same, close | (error <= max(RELATIVE, of_roundings) * b.abs()), near
 
 
 def _codes(torch, dtype: data_type, stored):

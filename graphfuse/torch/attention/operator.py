@@ -176,9 +176,9 @@ def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool,
     """The kernel for these tensors, which may be fake tensors."""
     gpu = _gpu(q.device.index or 0) if q.device.type == "cuda" else ()
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
-    seen = has_mask, options.is_causal, options.window is not None
+    masking = has_mask, options.is_causal, options.window is not None
     return select_kernel(
-        AttentionCase(q.device.type, q.dtype, *sizes, *seen, _is_sharded(q), *gpu, scale=options.scale)
+        AttentionCase(q.device.type, q.dtype, *sizes, *masking, _is_sharded(q), *gpu, scale=options.scale)
     )
 
 

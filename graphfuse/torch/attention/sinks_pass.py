@@ -152,28 +152,28 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
 
 def _cast_of(node: object) -> tuple[object, list[Node]]:
     """The source that a node is cast or copied from, in floating-point types, and the nodes on the way to it."""
-    seen = []
+    nodes = []
     while (found := is_op(node, "cast", "same")) and dtype(found.args[0]) is not None:
         if dtype(node) not in TYPES or dtype(found.args[0]) not in TYPES:
             break
-        seen.append(node)
+        nodes.append(node)
         node = found.args[0]
-    return node, [*seen, *([node] if isinstance(node, Node) else [])]
+    return node, [*nodes, *([node] if isinstance(node, Node) else [])]
 
 
 def _largest_of(node: object) -> tuple[Node, list[Node]] | None:
     """The tensor whose largest element of each row a node holds, and the nodes that compute it."""
-    seen = [node]
+    nodes = [node]
     if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == 0:
         node = node.args[0]
         unread = [user for user in node.users if user.target is operator.getitem and not user.users]  # the indices
-        seen += [node, *unread]
+        nodes += [node, *unread]
     found = is_op(node, "max")
     if found is None or found.get(2, "keepdim") is not True:
         return None
     source, dim = found.get(0, "input"), found.get(1, "dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    return (source, seen) if is_last(dim, source) else None
+    return (source, nodes) if is_last(dim, source) else None
 
 
 def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> Attention:
@@ -203,19 +203,19 @@ def _attention(softmax: Node, logits: Node, sink: Node, before: list[Node]) -> A
 
 def _following(softmax: Node) -> tuple[Node, list[Node]]:
     """The product of probabilities and values, and the nodes from the softmax to there."""
-    node, seen, is_without_sink = softmax, list[Node](), False
+    node, nodes, is_without_sink = softmax, list[Node](), False
     while True:
         if len(node.users) != 1 or any(user.op == "output" for user in node.users):
             raise _No("its probabilities are read elsewhere, too")
         (user,) = node.users
-        seen.append(user)
+        nodes.append(user)
         if not is_without_sink and _drops_last(user, node):
             is_without_sink = True
         elif called(user) == "dropout":
             if not generated.is_free(user) or writes(user):
                 raise _No("dropout follows its probabilities")
         elif is_op(user, "matmul") and is_without_sink and user.args[:1] == (node,):
-            return user, seen
+            return user, nodes
         elif not is_op(user, "cast", "same") or dtype(user) not in TYPES:
             raise _No("its probabilities are not multiplied by values, or not without the sink's")
         node = user
@@ -232,12 +232,12 @@ def _drops_last(node: Node, of: Node) -> bool:
 
 def _product(logits: Node) -> tuple[Node, Mask | None, float, list[Node]]:
     """The product of queries and keys before the logits, the mask, the scale, and the nodes from product to logits."""
-    node, mask, scale, seen = logits, None, 1.0, list[Node]()
+    node, mask, scale, nodes = logits, None, 1.0, list[Node]()
     while True:
         node, casts = _cast_of(node)
-        seen += casts
+        nodes += casts
         if is_op(node, "matmul"):
-            return node, mask, scale, seen
+            return node, mask, scale, nodes
         one = _scaled(node)
         if one is not None:
             node, factor = one

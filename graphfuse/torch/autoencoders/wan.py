@@ -191,11 +191,11 @@ def _downsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) ->
     if kept is None:
         return made
     n, c, t, h, w = frames.shape
-    both = empty(n, c, t + 1, h, w, frames)
-    both[:, :, :1].copy_(kept[:, :, -1:])
-    both[:, :, 1:].copy_(frames)
+    joined = empty(n, c, t + 1, h, w, frames)
+    joined[:, :, :1].copy_(kept[:, :, -1:])
+    joined[:, :, 1:].copy_(frames)
     conv = block.time_conv
-    return PendingSum(channels_last(convolution(both, conv.weight, stride=conv.stride)), conv.bias)
+    return PendingSum(channels_last(convolution(joined, conv.weight, stride=conv.stride)), conv.bias)
 
 
 _RESAMPLED: dict[str, Callable[[torch.nn.Module, torch.Tensor, Cache], PendingSum]] = {

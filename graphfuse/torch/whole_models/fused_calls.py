@@ -223,12 +223,12 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
             columns = columns if isinstance(other, str) or other.program != region.program else None
         except Exception:  # the same errors as in the first trace
             pass
-    seen = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
-    if not all(_is_split_or_whole(told(node), tensor) for node, tensor in seen):
+    tensors = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
+    if not all(_is_split_or_whole(told(node), tensor) for node, tensor in tensors):
         return Specialization("it views its rows otherwise than as parts of them", watches)
     places = [*map([*found.sources].index, inputs)]
     made = [region.outputs.index(node) for node in _returned(found, region)]
-    arrangements = tuple(map(_arrangement, *zip(*seen, strict=True), region.orders))
+    arrangements = tuple(map(_arrangement, *zip(*tensors, strict=True), region.orders))
     arranged = of.calls.given + len(of.members), places, arrangements, made
     return Specialization(
         "",

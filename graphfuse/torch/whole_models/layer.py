@@ -114,8 +114,8 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
     for run in runs:
         computed = [n for n in run if n.target in norms or _is_activation(n, layer) or is_op(n, "add", "sub", "mul")]
         moves = any(called(n) == "movedim" or is_op(n, "permute") for n in run)
-        is_told = moves or any(is_op(n, "mul") and _is_of_two(n) for n in run)
-        if any(n.target in norms for n in run) and len(computed) > 1 and is_told:
+        depends_on_shapes = moves or any(is_op(n, "mul") and _is_of_two(n) for n in run)
+        if any(n.target in norms for n in run) and len(computed) > 1 and depends_on_shapes:
             yield run
 
 
