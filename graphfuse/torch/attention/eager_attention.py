@@ -24,6 +24,7 @@ from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import sinks_pass as sinks
+from graphfuse.torch.attention.operator import is_wrapper
 from graphfuse.torch.attention.sinks import TYPES, attention_with_sinks
 
 EAGER = "eager_attention_forward"
@@ -177,7 +178,7 @@ def _are_supported(q: object, k: object, v: object, vector: object, mask: object
     device = q.device.type
     if device not in RUN_ON or any(t.dtype is not q.dtype for t in (k, v, *full[4:])):
         return False
-    if any(hasattr(type(t), "__tensor_flatten__") for t in full):  # DTensors and other wrappers of tensors
+    if any(is_wrapper(t) for t in full):
         return False
     if torch.is_autocast_enabled(device) or mask is not None and mask.requires_grad:
         return False

@@ -26,6 +26,7 @@ from graphfuse.torch.attention.operator import (
     WIDEST_WITH_GRADIENTS,
     WINDOWED,
     Options,
+    is_wrapper,
     kernel_of,
 )
 from graphfuse.torch.attention.repeated_heads import HEADS, RepeatedHeads, repeated_heads
@@ -106,7 +107,7 @@ def _why_unchanged(call: AttentionCall, regions: Regions) -> str:
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:
         return "it is in a transform of torch.func"
-    if any(hasattr(type(t), "__tensor_flatten__") or t.is_nested for t in tensors):
+    if any(is_wrapper(t) or t.is_nested for t in tensors):
         return "it computes with tensors of a class of their own"
     if call.get("attn_mask") is not None and call.get("is_causal") not in (False, 0):
         return "it has a mask and is_causal"

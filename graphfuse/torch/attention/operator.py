@@ -178,11 +178,12 @@ def kernel_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, has_mask: bool,
     sizes = q.shape[2] if q.shape[0] else 0, k.shape[2], q.shape[3], v.shape[3]
     masking = has_mask, options.is_causal, options.window is not None
     return select_kernel(
-        AttentionCase(q.device.type, q.dtype, *sizes, *masking, _is_sharded(q), *gpu, scale=options.scale)
+        AttentionCase(q.device.type, q.dtype, *sizes, *masking, is_wrapper(q), *gpu, scale=options.scale)
     )
 
 
-def _is_sharded(t: torch.Tensor) -> bool:
+def is_wrapper(t: torch.Tensor) -> bool:
+    """True if a tensor is a wrapper of others, as DTensors are."""
     return hasattr(type(t), "__tensor_flatten__")
 
 
@@ -286,7 +287,7 @@ def _efficient_backward(grad, q, k, v, bias, out, lse, state, options):
     lse = pad(lse, (0, room), value=float("inf")) if room else lse
     grad, out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (grad, out))  # otherwise the kernel may crash
     # Before 2.12 torch's rule for DTensors returns a gradient for each bias.
-    needed = [True, True, True, bias is not None and _is_sharded(bias) and torch.__version__ < (2, 12)]
+    needed = [True, True, True, bias is not None and is_wrapper(bias) and torch.__version__ < (2, 12)]
     return _aten._scaled_dot_product_efficient_attention_backward.default(
         grad, q, k, v, bias, out, lse, *state, 0.0, needed, options.is_causal, scale=options.scale
     )[:3]

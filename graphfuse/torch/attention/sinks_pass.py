@@ -38,7 +38,7 @@ from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.attention.constants import Constants
 from graphfuse.torch.attention.mask import MaskKind
 from graphfuse.torch.attention.mask_pass import erase
-from graphfuse.torch.attention.operator import Options, kernel_of
+from graphfuse.torch.attention.operator import Options, is_wrapper, kernel_of
 from graphfuse.torch.attention.repeated_heads import repeated_heads
 from graphfuse.torch.attention.sinks import NAME, TYPES
 
@@ -386,7 +386,7 @@ def _allow(found: Attention, regions: surroundings.Regions) -> None:
         raise _No("its result, or what it is computed from, is changed in place")
     given = [*map(value, ends)]
     for t in given:
-        if hasattr(type(t), "__tensor_flatten__"):
+        if is_wrapper(t):
             raise _No(f"it computes with {with_article(type(t).__name__)}")
     if len({t.device for t in given}) > 1:
         raise _No("its tensors are on several devices")

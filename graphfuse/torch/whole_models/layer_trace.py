@@ -255,8 +255,8 @@ def _trace(layer: torch.nn.Module, own: FunctionType, assumed: ArgumentAssumptio
 def traces(
     layer: torch.nn.Module, function: FunctionType, assumed: ArgumentAssumptions, whys: list[ForwardDeclined]
 ) -> Iterator[LayerTrace]:
-    """Traces of a forward: one for all arguments, or one for each of its variants by the ranks and None-ness of
-    arguments. whys: receives the reasons why variants cannot be traced."""
+    """Traces of a forward: one for all arguments, or one for each branch that depends on an argument's rank or on None.
+    whys: receives the reasons why branches cannot be traced."""
     try:
         yield _trace(layer, function, assumed)
         return
