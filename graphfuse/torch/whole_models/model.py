@@ -44,12 +44,12 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     _check(model)
     _remove(model)
     norms: dict[str, FusedCalls] = {}
-    entries, made, seen = [], dict[torch.nn.Module, Entry](), WeakSet[torch.nn.Module]()
+    entries, made, visited = [], dict[torch.nn.Module, Entry](), WeakSet[torch.nn.Module]()
 
     def later(norm: torch.nn.Module) -> None:
         """Fuses a norm inside a replaced module, before a call that runs the module's own forward."""
-        if norm not in seen:
-            seen.add(norm)
+        if norm not in visited:
+            visited.add(norm)
             _norm("", norm, {})
 
     for name, module in model.named_modules():
