@@ -74,14 +74,15 @@ _BACKEND = (9, 28, 0)
 
 
 def backend_version() -> int:
-    """The version of cuDNN's backend whose graph API this one follows, as cuDNN writes it, for scripts that compare it.
-    It says nothing of a cuDNN on this machine: none is loaded."""
+    """The version of cuDNN's backend whose graph API this package follows, as cuDNN encodes it.
+
+    It does not depend on a cuDNN on this machine; none is loaded."""
     major, minor, patch = _BACKEND
     return major * 10000 + minor * 100 + patch
 
 
 def backend_version_string() -> str:
-    """``backend_version`` with points."""
+    """``backend_version`` as text with points, such as "9.28.0"."""
     return ".".join(map(str, _BACKEND))
 
 
@@ -181,7 +182,7 @@ def __getattr__(name: str) -> object:
         cudnn_names.refuse_of_module(name, sys.modules[__name__])
     import importlib
 
-    # Kept: looking it up so at each call would cost half of what the call does.
+    # Kept as a global, as this lookup at every call would take half as long as the call itself.
     module = importlib.import_module(_LAZY[name])
     found = globals()[name] = getattr(module, name, module)
     return found

@@ -1,10 +1,10 @@
-"""The graph a user builds, plans and executes: cuDNN frontend's ``pygraph`` in names and order of steps.
+"""The graph that users build, plan and execute, with the names and the order of steps of cuDNN frontend's ``pygraph``.
 
     build_operation_graph -> create_execution_plans -> check_support -> build_plans -> execute
 
-It records what the user says and keeps the order of steps; the work is done by ``freeze`` (inference), ``plan``
-(matching and ranking) and ``runtime`` (execution). Its methods lie in the order of these steps, each class on the one
-before: ``drawn``, ``planned``, ``executed``, ``graph``.
+``pygraph`` records tensors and nodes and checks the order of steps. The work is done by ``freeze`` (inference),
+``plan`` (matching and ranking) and ``runtime`` (execution). Its methods are in four files in the order of these steps,
+each with a class that extends the one before: ``drawn``, ``planned``, ``executed``, ``graph``.
 """
 
 from graphfuse.api.graph import pygraph

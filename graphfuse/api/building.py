@@ -31,9 +31,9 @@ def graph(
     compute_data_type: object = data_type.FLOAT,
     **graph_arguments: Any,
 ) -> Iterator[tuple[pygraph, list[Tensor]]]:
-    """``with graph(handle) as (g, tensors)``: a new graph and an empty list, of tensors for ``jit``.
+    """A new graph and an empty list for tensors, as ``jit`` returns them: ``with graph(handle) as (g, tensors)``.
 
-    name: of the graph. io_data_type, intermediate_data_type, compute_data_type, graph_arguments: of ``pygraph``.
+    name: the graph's. io_data_type, intermediate_data_type, compute_data_type, graph_arguments: as in ``pygraph``.
     """
     types = (io_data_type, intermediate_data_type, compute_data_type)
     yield pygraph(name, *types, handle, **graph_arguments), []
@@ -42,8 +42,10 @@ def graph(
 def jit(
     heur_modes: heur_mode | Sequence[heur_mode] = heur_mode.A,
 ) -> Callable[[Callable[P, tuple[pygraph, Sequence[Tensor]]]], Callable[P, tuple[pygraph, list[int]]]]:
-    """Decorator of a function that returns a graph and some of its tensors: the graph is built in these modes, unless
-    it has plans, and the tensors' uids are returned in their place."""
+    """Decorator of a function that returns a graph and some of its tensors.
+
+    The graph is built in these modes unless it has plans. The decorated function returns the graph and the tensors'
+    uids."""
     chosen = modes("jit: heur_modes", heur_modes)
 
     def decorate(function: Callable[P, tuple[pygraph, Sequence[Tensor]]]) -> Callable[P, tuple[pygraph, list[int]]]:
@@ -60,7 +62,8 @@ def jit(
 
 
 def graph_cache(key_fn: Callable[P, object], maxsize: int = 256) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator: what a function returns is kept under key_fn of its arguments, the newest maxsize results."""
+    """Decorator that caches a function's results. key_fn: makes the key of the arguments. maxsize: the newest results
+    that are kept."""
     if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 1:
         raise GraphTypeError(f"graph_cache: maxsize must be an int >= 1, got {maxsize!r}")
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that several of a graph's methods have."""
+"""Checks of arguments that several methods of a graph have in common."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def several(what: str, values: object) -> tuple[Any, ...]:
 
 
 def modes(what: str, given: object) -> tuple[heur_mode, ...]:
-    """One mode, or a list of them."""
+    """Heuristic modes that were given as one mode or a list. Raises GraphTypeError for anything else."""
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not found or not all(isinstance(mode, heur_mode) for mode in found):
         raise GraphTypeError(f"{what} must be a heur_mode or a list of them, got {given!r}")
@@ -27,9 +27,9 @@ def modes(what: str, given: object) -> tuple[heur_mode, ...]:
 
 
 def check_unasked(where: str, refused: Mapping[str, tuple[object, str]], given: Mapping[str, object]) -> None:
-    """GraphNotSupportedError for an argument of cuDNN's that asks for what is not here.
+    """Raises GraphNotSupportedError if an argument of cuDNN's requests a feature that is not offered.
 
-    refused: by argument the value beside None that asks for nothing, and what takes the place of any other.
+    refused: for each argument, the value besides None that requests nothing, and what to use instead of other values.
     """
     for argument, (nothing, instead) in refused.items():
         value = given.get(argument)

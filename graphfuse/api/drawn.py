@@ -1,4 +1,4 @@
-"""A graph as the user draws it: tensors and nodes, which ``validate`` freezes."""
+"""A graph as the user builds it: tensors and nodes, which ``validate`` freezes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ StepT = TypeVar("StepT")
 
 
 class Drawn(Recorded, OpMethods):
-    """Tensors and nodes, in the order in which the user made them. Any change undoes the steps done before."""
+    """Tensors and nodes, in the order in which the user made them. Any change undoes the steps from ``validate`` on."""
 
     _ir: ir.FrozenGraph | None
 
@@ -58,11 +58,11 @@ class Drawn(Recorded, OpMethods):
         *,
         byte_alignment: int = 16,
     ) -> Tensor:
-        """A tensor that execute gets a value for. dim and stride in elements; stride defaults to row-major.
+        """A tensor that ``execute`` gets a value for.
 
-        uid: None, or cuDNN's -1, for one of the graph's choice. byte_alignment: what every address bound to it is
-        a multiple of. The others as ``Tensor.set_ragged_offset``, ``set_ragged_offset_multiplier`` and
-        ``set_alignment_value`` have them.
+        dim, stride: in elements; stride defaults to row-major. uid: None, or cuDNN's -1, if the graph is to choose one.
+        byte_alignment: every address given for the tensor is a multiple of it. ragged_offset,
+        ragged_offset_multiplier, alignment_value: as in the setters of ``Tensor`` of these names.
         """
         with self._whole():
             t = self._new_tensor(name)
@@ -77,8 +77,8 @@ class Drawn(Recorded, OpMethods):
     def tensor_like(self, template: object, name: str = "", is_virtual: bool = False) -> Tensor:
         """A tensor with the shape and strides (in elements), data type and alignment of `template`.
 
-        template: a graph tensor, a torch tensor, or any array with DLPack or an array
-        interface. A one-element array on the CPU becomes a pass-by-value scalar.
+        template: a graph tensor, a torch tensor, or any array with DLPack or an array interface. A one-element array
+        on the CPU becomes a scalar that is passed by value.
         """
         if isinstance(template, Tensor):
             return self.tensor(
@@ -110,9 +110,9 @@ class Drawn(Recorded, OpMethods):
         )
 
     def tensor_scalar(self, value: float, scalar_type: object = data_type.FLOAT, name: str = "") -> Tensor:
-        """A constant: a one-element tensor passed by value whose number is fixed in the graph.
+        """A constant: a one-element tensor that is passed by value and whose number is fixed in the graph.
 
-        Its rank is inferred from the node that reads it, unless set.
+        Its rank is inferred from the node that reads it, unless it is set.
         """
         number: Any = plain_number(value)
         if isinstance(number, bool) or not isinstance(number, int | float):
@@ -132,15 +132,15 @@ class Drawn(Recorded, OpMethods):
         name: str = "",
         compute_data_type: data_type | Any = data_type.NOT_SET,
     ) -> Tensor:
-        """The elements of each of `inputs` in turn along axis: ``join`` of two, its result joined with the next.
+        """Concatenation of `inputs` along an axis, made of ``join`` nodes of two tensors each.
 
-        in_place_index: which input lies where the output has it; only None is offered.
+        in_place_index: the input that shares memory with the output; only None is offered.
         """
         where = f"concatenate {name!r}" if name else "concatenate"
         check_unasked(where, KEYWORDS, {"in_place_index": in_place_index})
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
-        for n, t in enumerate(inputs):  # before anything is drawn
+        for n, t in enumerate(inputs):  # before the first node is added
             self._check_operand(where, f"inputs[{n}]", t)
         self._check_free(where, name)
         first, *between, last = inputs
@@ -182,7 +182,7 @@ class Drawn(Recorded, OpMethods):
         for port, t in named.items():
             self._check_operand(where, port, t)
         outputs = {p.name: self._new_tensor(f"{name}::{p.label or p.name}") for p in op.returned}
-        for port, t in named.items():  # behind what the node reads, as outputs are
+        for port, t in named.items():  # moved after the node's inputs, where outputs are
             self.tensors.remove(t)
             self.tensors.append(t)
             outputs[port] = t
@@ -195,7 +195,7 @@ class Drawn(Recorded, OpMethods):
         return made[0] if len(made) == 1 else made
 
     def _by_function(self, where: str, argument: str, function: Callable[..., object], t: Tensor) -> Tensor:
-        """Tensor that a function of the user makes of one of the graph."""
+        """Tensor that a function of the user makes of a tensor of this graph."""
         made = function(self, t)
         if not isinstance(made, Tensor):
             raise GraphTypeError(f"{where}: {argument} must return a tensor of the graph it is given, got {made!r}")
@@ -204,7 +204,7 @@ class Drawn(Recorded, OpMethods):
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """After an error nothing is left of what was drawn within, which validate would stumble over."""
+        """Removes the tensors and nodes that its block added if it raises; ``validate`` would fail on them."""
         tensors, nodes = [*self.tensors], len(self.nodes)
         try:
             yield
@@ -221,7 +221,7 @@ class Drawn(Recorded, OpMethods):
             raise
 
     def _check_shapes(self, where: str, op: Op, inputs: Mapping[str, Tensor], attributes: Mapping[str, object]) -> None:
-        """The checks of an op that is drawn as nodes, which need shapes now."""
+        """Checks shapes of an op that is built of other nodes (``Op.by_nodes``), inferring them first if need be."""
         if any(not t.get_dim() and t.value is None for t in inputs.values()):
             for node in self.nodes:
                 infer(self, node)
@@ -232,7 +232,7 @@ class Drawn(Recorded, OpMethods):
             raise GraphValidationError(f"{where}: {error}") from None
 
     def _inputs(self, where: str, op: Op, given: Mapping[str, object], name: str) -> dict[str, Tensor]:
-        """The tensor at each port of a node; a number becomes a constant of the graph."""
+        """The tensor at each input port of a node. A number becomes a constant of the graph."""
         inputs = {}
         for port in op.inputs:
             value: Any = plain_number(given.get(port.name))
@@ -264,7 +264,7 @@ class Drawn(Recorded, OpMethods):
         return f"{op.name}.{number}"
 
     def validate(self) -> None:
-        """Infer what was not set and check the whole graph; GraphValidationError says what is wrong."""
+        """Infer what was not set and check the whole graph. Raises GraphValidationError, which says what is wrong."""
         self._ir = freeze(self)
 
     @property
@@ -273,11 +273,11 @@ class Drawn(Recorded, OpMethods):
         return self._need(self._ir, "validate")
 
     def key(self) -> str:
-        """A digest of the computation: names and the order of nodes do not matter."""
+        """A digest of the computation, which does not depend on names and the order of nodes."""
         return self._need(self._ir, "validate").key()
 
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
-        """The tensor with this uid; GraphValidationError if there is none."""
+        """The tensor with this uid. Raises GraphValidationError if there is none."""
         found = self._uids.find(uid)
         if found is None:
             raise GraphValidationError(
@@ -286,7 +286,8 @@ class Drawn(Recorded, OpMethods):
         return found
 
     def find_tensor(self, name_or_uid: str | int) -> Tensor | None:
-        """The tensor with this name or uid, None if there is none; GraphValidationError for a name of several."""
+        """The tensor with this name or uid; None if there is none. Raises GraphValidationError if several have the
+        name."""
         if isinstance(name_or_uid, int) and not isinstance(name_or_uid, bool):
             return self._uids.find(name_or_uid)
         if not isinstance(name_or_uid, str):
@@ -298,16 +299,16 @@ class Drawn(Recorded, OpMethods):
         return found[0] if found else None
 
     def get_node(self, name: str) -> NodeRecord | None:
-        """The node with this name, None if there is none."""
+        """The node with this name; None if there is none."""
         return next((node for node in self.nodes if node.name == name), None)
 
     def get_inputs(self) -> list[Tensor]:
-        """Tensors with a value of their own that no node makes: those that execute is given, and constants."""
+        """Tensors in memory or passed by value that no node makes: arguments of execute, and constants."""
         made = self._made()
         return [t for t in self.tensors if not t.get_is_virtual() and t not in made]
 
     def get_outputs(self) -> list[Tensor]:
-        """Tensors that nodes make and execute writes."""
+        """Tensors that nodes make and that execute writes to memory."""
         made = self._made()
         return [t for t in self.tensors if not t.get_is_virtual() and t in made]
 
@@ -323,11 +324,11 @@ class Drawn(Recorded, OpMethods):
         return value
 
     def _forget(self) -> None:
-        """The graph has changed."""
+        """Undo the steps from ``validate`` on, as the graph has changed."""
         self._ir = None
 
 
 def _shown(value: object) -> str:
-    """Text of what was given in place of a tensor, without the elements of an array."""
+    """Text of a value that was given in place of a tensor, without the elements of an array."""
     shape = getattr(value, "shape", None)
     return f"an array of shape {list(shape)}, of which tensor_like makes one" if shape else repr(value)

@@ -1,4 +1,4 @@
-"""A graph's calls: workspace, execute and bind, CUDA graphs, and timing of knobs."""
+"""Methods of a graph that run it or prepare that: workspace, execute and bind, CUDA graphs, and tuning of knobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Executed(PlannedGraph):
-    """A graph whose plans run, as planned or with other leading extents."""
+    """A graph whose plans can be run, with the planned shapes or with other leading extents."""
 
     def get_workspace_size(
         self,
@@ -31,10 +31,10 @@ class Executed(PlannedGraph):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int] | None] | None = None,
     ) -> int:
-        """Bytes of workspace that execute needs; 0 means None may be given.
+        """Bytes of workspace that execute needs; if 0, its workspace may be None.
 
-        With overrides as of ``execute``: what an execute with these shapes needs, and enough for fewer rows of the same
-        class of counts. The plan for them is built where it was not yet, so that execute has nothing to build.
+        Overrides are as in ``execute``. With them, the bytes are enough for these shapes, and for fewer rows of the
+        same class of row counts. The plan for them is built now unless it was before, so that execute builds nothing.
         """
         index = self._need(self._planner, "build_plans").selected()
         return self.get_workspace_size_plan_at_index(index, handle, override_uids, override_shapes, override_strides)
@@ -47,8 +47,9 @@ class Executed(PlannedGraph):
         override_shapes: Sequence[Sequence[int]] | None = None,
         override_strides: Sequence[Sequence[int] | None] | None = None,
     ) -> int:
-        """Bytes of workspace of one plan; of one that is not built, as far as they are known by then. With overrides,
-        for which it has to be built, as of ``get_workspace_size``."""
+        """Bytes of workspace of one plan. Before it is built, engines may not know all of them yet.
+
+        With overrides as in ``get_workspace_size``, the plan has to be built."""
         planned = self._plan(index)
         planner = self._need(self._planner, "build_plans")
         if handle is not None:
@@ -72,29 +73,27 @@ class Executed(PlannedGraph):
     ) -> None:
         """Run the selected plan, asynchronously on the handle's stream (or torch's current one).
 
-        variant_pack: {tensor, uid or name: torch tensor, array or address} for every
-        non-virtual tensor; what stands under None, or under a tensor that no node uses, is skipped.
-        workspace: a buffer of ``get_workspace_size()`` bytes.
-        A dict of torch tensors, addresses and numbers like one executed before, the memory of
-        its tensors aside, costs a few comparisons; any other pack is looked at in full. tensor_uids: of a
-        variant_pack that is a list of buffers, the uid of each. tensor_dict: cuDNN's name of variant_pack.
+        variant_pack: {tensor, uid or name: torch tensor, array or address} for every non-virtual tensor. Values under
+        None, or under a tensor that no node uses, are skipped. A dict of torch tensors, addresses and numbers that
+        differs from an earlier one only in memory is checked by a few comparisons; any other is checked in full.
+        workspace: a buffer of ``get_workspace_size()`` bytes. tensor_uids: the uid of each buffer, if variant_pack is
+        a list of buffers. tensor_dict: cuDNN's name of variant_pack.
 
-        override_uids, override_shapes, override_strides: other shapes, in elements, of inputs and outputs, for this
-        call, of a graph with is_override_shape_enabled or is_dynamic_shape_enabled. Extents of leading axes may differ
-        from those of the graph, all but the last axis and those that a norm works along. Each tensor whose shape
-        differs has to be in the lists; the shapes of virtual tensors follow, but for what a reshape makes, which has to
-        be there, too. Strides that are None, or left out, follow from those of the graph. What is given for a tensor
-        may be larger: memory without gaps with room for it, or a tensor with the same strides, whose first slices are
-        used. The first call with a class of row counts (of which the largest is at most an eighth above the smallest)
-        plans it, and compiles what no other class has compiled; a call with a known class plans and compiles nothing,
-        unless the reference engine runs a part of the graph, which is then planned once for each count.
-        VariantPackError names the tensor.
+        override_uids, override_shapes, override_strides: other shapes, in elements, of inputs and outputs for this
+        call. They need a graph with is_override_shape_enabled or is_dynamic_shape_enabled. Any axis may have another
+        extent than in the graph, except the last axis and those that a norm works along. Each tensor whose shape
+        differs has to be in the lists. Shapes of virtual tensors are inferred, except outputs of a reshape, which have
+        to be in the lists, too. Strides that are None or left out follow from the graph's. The buffer of a tensor may
+        be larger: memory without gaps, or a tensor with the same strides, whose first slices are used. The first call
+        with a class of row counts (the largest is at most an eighth above the smallest) plans it, and compiles
+        kernels that no other class has compiled. Calls with a known class plan and compile nothing, unless the
+        reference engine runs a part of the graph; it is planned once for each count. Raises VariantPackError, which
+        names the tensor.
 
-        programmatic_dependent_launch: let the kernels begin while the kernel before them on
-        the stream still runs; they wait for its end before they touch memory, so the result
-        is the same. GraphNotSupportedError where that is not possible: it takes SM90 or newer
-        (on the emulator, where kernels run one by one, it changes nothing) and engines that
-        say that they wait.
+        programmatic_dependent_launch: the kernels may begin while the kernel before them on the stream still runs.
+        They wait for its end before they access memory, so the result is the same. It requires SM90 or newer and
+        engines whose kernels wait; otherwise GraphNotSupportedError is raised. On the emulator, where kernels run one
+        by one, it changes nothing.
         """
         planner = self._planner or self._need(None, "build")
         pack: Any = variant_pack
@@ -125,7 +124,7 @@ class Executed(PlannedGraph):
         tensor_dict: Mapping[Any, object] | Sequence[object] | None = None,
         programmatic_dependent_launch: bool = False,
     ) -> None:
-        """Run one built plan without selecting it. Overrides, tensor_uids and tensor_dict: as of ``execute``."""
+        """Run one built plan without selecting it. Overrides, tensor_uids, tensor_dict: as in ``execute``."""
         planner = self._need(self._planner, "build_plans")
         pack = variant_packs.pack("execute_plan_at_index", variant_pack, tensor_dict, tensor_uids)
         check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
@@ -143,10 +142,10 @@ class Executed(PlannedGraph):
         *,
         programmatic_dependent_launch: bool = False,
     ) -> Bound:
-        """The selected plan on fixed buffers: a callable without arguments whose calls are the launches alone.
+        """The selected plan on fixed buffers: a callable without arguments, which only launches (``Bound``).
 
-        Takes what execute takes, with the same errors, and keeps the buffers alive; see ``Bound``
-        for what a call does. It goes on running the plan it was made from when the graph changes.
+        Arguments and errors are those of ``execute``. The result keeps the buffers alive. If the graph changes, it
+        still runs the plan that it was made from.
         """
         planner = self._need(self._planner, "build")
         check_flag("programmatic_dependent_launch", programmatic_dependent_launch)
@@ -157,12 +156,12 @@ class Executed(PlannedGraph):
     def populate_cuda_graph(
         self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
     ) -> None:
-        """Put the selected plan on these buffers into a CUDA graph without nodes, which can be a child of others.
+        """Add the selected plan on these buffers to an empty CUDA graph, which can then be a child of other graphs.
 
-        cuda_graph: address of a cudaGraph_t, or an object that int() makes one of. handle, variant_pack, workspace: as
-        of ``execute``, with the same errors; nothing is run. The buffers have to live as long as the graph is launched,
-        and numbers passed by value stay what they are. GraphNotSupportedError for plans that are not kernels alone, as
-        nothing tells what a library or the reference engine allocates: torch.cuda.graph captures these.
+        cuda_graph: address of a cudaGraph_t, or an object that int() converts to one. handle, variant_pack, workspace:
+        as in ``execute``, with the same errors; nothing is run. The buffers have to live as long as the graph is
+        launched, and numbers passed by value are fixed. Raises GraphNotSupportedError if not all parts of the plan are
+        kernels, as allocations of a library or the reference engine are not known; torch.cuda.graph captures these.
         """
         from graphfuse.runtime import cuda_graphs
 
@@ -171,10 +170,10 @@ class Executed(PlannedGraph):
     def update_cuda_graph(
         self, handle: Handle | None, variant_pack: Mapping[Any, object], workspace: object, cuda_graph: object
     ) -> None:
-        """Give a CUDA graph that ``populate_cuda_graph`` filled, or the child node that is its copy, other buffers.
+        """Set other buffers in a CUDA graph that ``populate_cuda_graph`` filled, or in the child node that copies it.
 
-        Arguments and errors are those of ``populate_cuda_graph``; GraphStateError for a graph that another plan filled.
-        Executable graphs are changed by the driver's own calls, as cudaGraphExecChildGraphNodeSetParams.
+        Arguments and errors are those of ``populate_cuda_graph``. Raises GraphStateError if another plan filled the
+        graph. Executable graphs are updated by the driver's calls, such as cudaGraphExecChildGraphNodeSetParams.
         """
         from graphfuse.runtime import cuda_graphs
 
@@ -183,7 +182,7 @@ class Executed(PlannedGraph):
     def _captured(
         self, what: str, handle: Handle | None, pack: Mapping[Any, object], workspace: object, cuda_graph: object
     ) -> tuple[int, Device, Callable[[int], None]]:
-        """Address of a CUDA graph, its device, and what puts the selected plan on these buffers on a stream."""
+        """Address of a CUDA graph, its device, and a function that launches the plan on these buffers on a stream."""
         planner = self._need(self._planner, "build_plans")
         executable, given = planner.executable(), cuda_graph
         try:
@@ -214,17 +213,15 @@ class Executed(PlannedGraph):
         *,
         time_budget: float = 60.0,
     ) -> TuningReport:
-        """Time the knobs of the graph's kernels on this machine, keep the best for later graphs, use them in this one.
+        """Time knobs of the graph's kernels on this machine; use the best in this graph and store them for later ones.
 
-        After ``create_execution_plans``; no need to build. variant_pack, workspace, handle: as
-        for ``execute``. Every candidate is checked against the reference engine before it is
-        timed, in memory of its own of several times the tensors' size; a wrong one is left out
-        with a warning. Waits for the device. In the end the graph is executed once.
-        time_budget: seconds after which no other candidate is tried.
+        It is called after ``create_execution_plans``; plans need not be built. variant_pack, workspace, handle: as in
+        ``execute``. Every candidate is checked against the reference engine before it is timed, in separate memory of
+        several times the tensors' size. One with a wrong result is skipped with a warning. The call waits for the
+        device and executes the graph once in the end. time_budget: seconds after which no other candidate is tried.
 
-        Returns a report that prints as a table. Raises GraphNotSupportedError where nothing can
-        be timed (no CUDA device, no kernel with knobs), GraphTypeError for a wrong time_budget,
-        and what ``execute`` raises.
+        Returns a report that prints as a table. Raises GraphNotSupportedError if nothing can be timed (no CUDA device,
+        no kernel with knobs), GraphTypeError for a wrong time_budget, and the errors of ``execute``.
         """
         from graphfuse.tuning.autotune import autotune
 
@@ -235,7 +232,7 @@ class Executed(PlannedGraph):
         return report
 
     def _executable(self, index: int, uids: object, dims: object, strides: object) -> Executable:
-        """Executable of a built plan, with other shapes where some are given."""
+        """Executable of a built plan, for the overriding shapes if some are given."""
         planner = self._need(self._planner, "build_plans")
         executable = planner.executable(index)
         if uids is None and dims is None and strides is None:
@@ -253,7 +250,7 @@ class Executed(PlannedGraph):
         return known[1].executable(overrides.given(uids, dims, strides))
 
     def _check_keys(self, variant_pack: Mapping[Any, object]) -> None:
-        # Here, as later only the uid of a key counts, and another graph's tensor may have the same.
+        # Checked here, as later checks compare uids alone, and another graph's tensor may have the same uid.
         for key in variant_pack if isinstance(variant_pack, Mapping) else ():
             if isinstance(key, Tensor) and not self._uids.has(key):
                 raise VariantPackError(

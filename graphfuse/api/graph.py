@@ -1,4 +1,4 @@
-"""``pygraph``: how a graph begins, how it is looked at, and how it is kept."""
+"""``pygraph``: construction, explanation and serialization of a graph, on top of the classes of the other files."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ _ROUNDINGS = ("float32", "declared")
 class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
     """A graph of tensors and operations.
 
-    io_data_type: of tensors that are given or output and set none of their own.
-    intermediate_data_type: likewise of virtual tensors. compute_data_type: what nodes
-    compute in (FLOAT, DOUBLE, or of integers INT32). handle: device and stream to plan and run on; without
-    one, the device current when ``build_operation_graph`` is called.
+    io_data_type: type of inputs and outputs that set none. intermediate_data_type: type of virtual tensors that set
+    none. compute_data_type: type that nodes compute in (FLOAT, DOUBLE, or INT32 for integers). handle: device and
+    stream to plan for and run on; without one, the device that is current when ``build_operation_graph`` is called.
 
-    intermediate_rounding: what nodes read of a virtual tensor. "float32": what its node
-    computed, in the node's compute type, whatever type the tensor declares. "declared": that
-    rounded to the declared type, as if each node were a kernel of its own. Operands of products
-    are of the type they declare, and outputs that other nodes read are read as stored, either way.
+    intermediate_rounding: the values of a virtual tensor that nodes read. "float32": the result of its node in the
+    node's compute type, whatever type the tensor declares. "declared": this result rounded to the declared type, as if
+    each node were a separate kernel. With both, operands of products have the type that they declare, and nodes that
+    read an output read it as stored.
 
-    The arguments between are cuDNN's, in its order.
+    The other arguments are cuDNN's, in its order.
 
-    sm_version: compute capability of the chip to plan for, as 90 for SM90. device_property: the figures of it, which
-    ``create_device_properties`` makes. The handle, or the current device, has to be such a chip, else DeviceError.
-    Without a handle the chip need not be here: kernels are compiled for it, ``serialize`` keeps them, and execute
-    raises DeviceError. kernel_cache: where kernels are looked for before they are compiled, and put
-    (``create_kernel_cache``); a graph with one takes overrides, as cuDNN's do.
+    sm_version: compute capability of the chip to plan for, such as 90 for SM90. device_property: the chip's properties,
+    made by ``create_device_properties``. The device of the handle, or the current one, has to be such a chip, else
+    DeviceError is raised. Without a handle the chip may be absent: kernels are compiled for it, ``serialize`` keeps
+    them, and execute raises DeviceError. kernel_cache: a cache (``create_kernel_cache``) that kernels are looked up in
+    before they are compiled, and stored in; a graph with one accepts overrides, as cuDNN's graphs do.
 
-    is_override_shape_enabled, or is_dynamic_shape_enabled: execute may be given other extents of leading axes.
-    is_cuda_graph_replay_expected holds of any graph and changes nothing: execute can be captured. sm_count and
-    cuda_graph_retention ask for what is not here: GraphNotSupportedError says what to use instead.
+    is_override_shape_enabled, is_dynamic_shape_enabled: execute may be given other extents of leading axes.
+    is_cuda_graph_replay_expected: changes nothing, as execute can always be captured. sm_count, cuda_graph_retention:
+    not offered; GraphNotSupportedError says what to use instead.
     """
 
     def __init__(
@@ -100,12 +99,11 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         self._empty()
 
     def explain(self, format: str = "text") -> str:  # noqa: A002 - what it is called elsewhere
-        """Text of planning: the patterns that matched and their nodes, the engines that declined and why, the choice
-        and why, bytes moved.
+        """Account of planning: patterns that matched, engines that declined and why, the choice and why, bytes moved.
 
         format: "text", "tree", "json", "mermaid" (a flowchart for Markdown), "dot" (the same for graphviz), "svg"
-        (drawn by graphviz; GraphvizError where that is not installed) or "html" (a page with the tree and the
-        flowchart, whose drawing needs the network). After ``build_operation_graph``, whether or not the graph can run.
+        (drawn by graphviz; GraphvizError if that is not installed) or "html" (a page with the tree and the flowchart,
+        whose drawing needs the network). It is called after ``build_operation_graph``, also if the graph cannot run.
         """
         from graphfuse.explain import FORMATS
 
@@ -114,7 +112,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         return FORMATS[format](self.explanation())
 
     def explanation(self) -> Explanation:
-        """Data that ``explain`` prints; at the end of a notebook's cell it is a flowchart."""
+        """Data that ``explain`` prints. A notebook shows it as a flowchart."""
         from graphfuse.explain import explained
 
         return explained(self._need(self._planner, "build_operation_graph"))
@@ -122,28 +120,28 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
     def __str__(self) -> str:
         return to_python(self)
 
-    if not TYPE_CHECKING:  # to which every attribute would be there
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             cudnn_names.refuse("pygraph", name, cudnn_names.PYGRAPH, self)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuses what `copy` and `pickle` would make: a graph that shares its nodes, or plans that are bound to this
-        process."""
+        """Raises GraphNotSupportedError: a copy would share nodes, and a pickle would have plans of this process."""
         raise GraphNotSupportedError(
             f"graph {self.name!r} is neither copied nor pickled; instead: pygraph.from_json(graph.to_json(), handle), "
             "or with its plans pygraph(handle=handle).deserialize(graph.serialize())"
         )
 
     def to_json(self) -> str:
-        """The validated graph, with all that was inferred, as JSON that ``from_json`` makes it of again."""
+        """JSON text of the validated graph with all that was inferred, for ``from_json``."""
         self._need(self._ir, "validate")
         return json_values.text(graph_json.to_data(self))
 
     @classmethod
     def from_json(cls, text: str | bytes, handle: Handle | None = None) -> pygraph:
-        """The graph that ``to_json`` wrote down, validated. SerializedError, or another GraphfuseError, for any other
-        text."""
+        """The validated graph of a text that ``to_json`` returned.
+
+        Raises SerializedError or another GraphfuseError for any other text."""
         if not isinstance(text, str | bytes):
             raise GraphTypeError(f"from_json: give a str or bytes, got {type(text).__name__}")
         graph = cls(handle=handle)
@@ -153,14 +151,13 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
     def serialize(
         self, as_bytes: bool = True, include_kernels: bool = True, *, key: bytes | None = None
     ) -> bytes | list[int]:
-        """The graph with all plans that are built, which ``deserialize`` takes in another process.
+        """The graph with all plans that are built, for ``deserialize`` in another process.
 
-        as_bytes: False for a list of integers in place of bytes. include_kernels: with the machine code of the kernels,
-        so that nothing is compiled where it is read; else they are compiled there. key: a secret. Only a graph that was
-        serialized with it is then accepted by ``deserialize(..., key=key)``; without one, a digest tells of damage, not
-        of whoever made other bytes on purpose.
+        as_bytes: bytes if True, a list of integers if False. include_kernels: whether to include the machine code of
+        the kernels; without it, ``deserialize`` compiles them. key: a secret; ``deserialize(..., key=key)`` accepts
+        only graphs that were serialized with it. Without a key, a digest detects damage, but no deliberate change.
 
-        GraphStateError before ``build_plans``.
+        Raises GraphStateError before ``build_plans``.
         """
         from graphfuse.planning import serialized
 
@@ -182,16 +179,16 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         key: bytes | None = None,
         enforce_precompiled: bool = False,
     ) -> pygraph:
-        """Make this graph, which has to be empty, the one that was serialized; its plans are then built.
+        """Fill this empty graph with one that was serialized, and its built plans.
 
-        Called as ``deserialize(data)`` or ``deserialize(handle, data)``; data: what ``serialize`` returned. patterns,
-        engines: as of ``build_operation_graph``. key: the one that it was serialized with. enforce_precompiled: refuse
-        data without the kernels, which would have to be compiled.
+        It is called as ``deserialize(data)`` or ``deserialize(handle, data)``. data: the result of ``serialize``.
+        patterns, engines: as in ``build_operation_graph``. key: the key that the graph was serialized with.
+        enforce_precompiled: refuse data without kernels, which would have to be compiled.
 
-        The digest is checked first, then the device and every field. Machine code is loaded last. Without a key, do not
-        load what somebody else may have made: machine code of theirs would run on the GPU.
+        The digest is checked first, then the device and every field. Machine code is loaded last. Without a key, only
+        load data that you trust: its machine code runs on the GPU.
 
-        SerializedError, or another GraphfuseError, says what cannot be used; the graph then stays empty.
+        Raises SerializedError or another GraphfuseError, which says what cannot be used. The graph then stays empty.
         """
         from graphfuse.planning.planner import Planner
         from graphfuse.planning.serialized import Serialized
@@ -230,7 +227,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         return self
 
     def _read(self, data: object) -> None:
-        """Become the graph of `data`, as of ``graph_json``, and validate it."""
+        """Fill this graph from `data`, in the format of ``graph_json``, and validate it."""
         settings = graph_json.settings(data)
         if settings["intermediate_rounding"] not in _ROUNDINGS:
             json_values.refuse("intermediate_rounding", settings["intermediate_rounding"], ", ".join(_ROUNDINGS))
@@ -240,7 +237,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
 
 def _blob(data: object) -> bytes:
-    """Bytes that were serialized, given as bytes or as a list of integers."""
+    """Serialized bytes that were given as bytes or as a list of integers."""
     try:
         if isinstance(data, list | tuple | bytes | bytearray | memoryview):
             return bytes(data)

@@ -1,4 +1,4 @@
-"""What a call of an op method gives for the op's attributes, checked against the op table."""
+"""Checks of the attributes and functions that a call of an op method is given, against the op table."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,17 +11,17 @@ from graphfuse.ops import Attribute, Op
 
 
 def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any]:
-    """The value of each attribute of `op`, of what was given by name or by default.
+    """The value of each attribute of `op`, from the arguments by name or from defaults.
 
-    where: what an error says it is about. GraphTypeError for a wrong type, GraphNotSupportedError for one of cuDNN's
-    options that is not offered.
+    where: the node that errors name. Raises GraphTypeError for a wrong type, GraphNotSupportedError for an option of
+    cuDNN that is not offered.
     """
     check_unasked(where, op.not_offered, given)
     return {a.name: _value(where, op, a, given.get(a.name, a.default)) for a in op.attributes}
 
 
 def functions(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Callable[..., object]]:
-    """Functions given for the arguments of `op` that are some, by name."""
+    """Functions that were given for the arguments of `op` that take functions, by name."""
     found: dict[str, Callable[..., object]] = {}
     for name in op.functions:
         value = given.get(name)
@@ -33,12 +33,12 @@ def functions(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Call
 
 
 def order(op: Op) -> str:
-    """Hint for an error, about the order of the op's arguments, where it is easily mistaken."""
+    """Hint for an error about the order of the op's arguments; empty if it is not easily mistaken."""
     return f"; {op.order}" if op.order else ""
 
 
 def _value(where: str, op: Op, a: Attribute, given: Any) -> Any:
-    if given is None and not a.required:  # cuDNN's default of each of them
+    if given is None and not a.required:  # None is cuDNN's default of all optional attributes
         given = a.default
     if a.several:
         return None if given is None and not a.required else _all_of(where, a, given)
@@ -47,7 +47,7 @@ def _value(where: str, op: Op, a: Attribute, given: Any) -> Any:
     if not fits:
         accepted = " or ".join(t.__name__ for t in a.types)
         raise GraphTypeError(f"{where}: {a.name} must be {accepted}, got {given!r}{order(op)}")
-    # Kernels compute with it in float32.
+    # Kernels compute with numbers in float32.
     return checked_number(f"{where}: {a.name}", given, data_type.FLOAT) if a.types == (float, int) else given
 
 
@@ -56,7 +56,7 @@ def _all_of(where: str, a: Attribute, given: object) -> tuple[object, ...]:
     try:
         values = tuple(value)
         if a.types == (int,):
-            # Of numpy, too; a bool is no extent.
+            # Integers of numpy are accepted, too; a bool is no extent.
             values = tuple(v if isinstance(v, bool) else v.__index__() for v in values)
         fits = all(isinstance(v, a.types) and not isinstance(v, bool) for v in values)
     except (TypeError, AttributeError):

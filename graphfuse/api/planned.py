@@ -1,4 +1,4 @@
-"""The plans of a graph: the steps that make them, what there is to know of each, and which may be chosen."""
+"""Methods of a graph that plan it: the steps that make plans, queries about plans, selection and deselection."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class PlanConfig(NamedTuple):
-    """A plan, as ``create_execution_plan`` takes it.
+    """A plan in the form that ``create_execution_plan`` accepts.
 
-    engine_id: the engine's name. knobs: a dict of values by name. Tuples of both for several regions.
+    engine_id: the engine's name. knobs: a dict of values by name. For several regions, both are tuples.
     """
 
     engine_id: object
@@ -37,7 +37,7 @@ NoteT = TypeVar("NoteT")
 
 
 class PlannedGraph(Drawn):
-    """A graph with a planner once ``build_operation_graph`` made one."""
+    """A graph with plans, which its planner makes. ``build_operation_graph`` makes the planner."""
 
     handle: Handle | None
     kernel_cache: KernelCache | None
@@ -45,10 +45,10 @@ class PlannedGraph(Drawn):
     _planner: Planner | None
 
     def build_operation_graph(self, *, patterns: Sequence[object] = (), engines: Sequence[object] = ()) -> None:
-        """Match patterns, after ``validate`` where that has not been called. patterns, engines: extra objects, or
-        names to restrict to, for this graph.
+        """Match patterns; calls ``validate`` first if it has not been called.
 
-        The name "emulator" among the engines has kernels run on the CPU, for CPU tensors.
+        patterns, engines: additional objects for this graph, or the only names to use. With the name "emulator" among
+        the engines, kernels run on the CPU, on CPU tensors.
         """
         from graphfuse.planning.planner import Planner
 
@@ -58,19 +58,21 @@ class PlannedGraph(Drawn):
         self._planner = Planner(self.frozen, self.handle, patterns, engines, self._target, self.kernel_cache)
 
     def create_execution_plans(self, heuristics: Sequence[heur_mode] = (heur_mode.A,)) -> None:
-        """Rank plans for each heuristic mode in turn; GraphNotSupportedError lists every engine's reason if none."""
+        """Make plans, ranked for each heuristic mode in turn.
+
+        Raises GraphNotSupportedError with every engine's reason if there is no plan."""
         chosen = modes("heuristics", heuristics)
         self._need(self._planner, "build_operation_graph").create(chosen)
 
     def check_support(self) -> None:
-        """GraphNotSupportedError if no plan is left after deselection."""
+        """Raises GraphNotSupportedError if all plans are deselected or cannot be prepared."""
         self._need(self._planner, "build_operation_graph").check_support()
 
     def build_plans(self, policy: build_plan_policy = build_plan_policy.HEURISTICS_CHOICE, *, ctx: None = None) -> None:
-        """Prepare the first plan that can be (HEURISTICS_CHOICE), or all that can (ALL), and select the first.
+        """Prepare the first plan that can be prepared (HEURISTICS_CHOICE), or all (ALL), and select the first.
 
-        A plan that turns out not to work here is passed over, with a warning if its kernel does not compile.
-        GraphNotSupportedError where none is left, KernelCompileError where the only one does not compile.
+        A plan that cannot be prepared is skipped, with a warning if its kernel does not compile. Raises
+        GraphNotSupportedError if no plan remains, KernelCompileError if the only plan does not compile.
         """
         check_unasked("build_plans", KEYWORDS, {"ctx": ctx})
         _check_policy("build_plans", policy)
@@ -85,7 +87,7 @@ class PlannedGraph(Drawn):
         engines: Sequence[object] = (),
         ctx: None = None,
     ) -> None:
-        """All steps from validate to build_plans."""
+        """Do all steps from ``validate`` to ``build_plans``, with the arguments of these steps."""
         check_unasked("build", KEYWORDS, {"ctx": ctx})
         _check_policy("build", policy)
         self.validate()
@@ -107,17 +109,18 @@ class PlannedGraph(Drawn):
         return self._plan(index).name
 
     def get_engine_and_knobs_at_index(self, index: int) -> tuple[object, object]:
-        """(engine name, knob dict), as ``create_execution_plan`` takes them; tuples of both for several regions."""
+        """(engine name, knob dict), as ``create_execution_plan`` accepts them; for several regions, tuples of both."""
         return self._plan(index).engine_and_knobs
 
     def get_engine_count(self) -> int:
-        """Number of engines that take some of the graph. One with several kinds of knobs counts once for each."""
+        """Number of engines that can run a part of the graph. An engine counts once for each kind of its knobs."""
         return len(self._need(self._planner, "build_operation_graph").asked.numbered)
 
     @also(engine_id="engine")
     def get_knobs_for_engine(self, engine: int | str) -> list[knob]:
-        """Knobs of an engine, with the ranges of what it proposes for the graph. engine: a number below
-        ``get_engine_count()``, or the name of an engine that has one kind of knobs here."""
+        """Knobs of an engine, with the ranges of the values that it proposes for the graph.
+
+        engine: a number below ``get_engine_count()``, or the name of an engine with one kind of knobs here."""
         return self._need(self._planner, "build_operation_graph").asked.knobs_of(engine)
 
     def get_behavior_notes(self) -> list[behavior_note]:
@@ -133,21 +136,23 @@ class PlannedGraph(Drawn):
         return self._plan(index).notes
 
     def get_kernel_source_at_index(self, index: int) -> tuple[str, ...]:
-        """The CUDA C++ text of each kernel of a plan, in the order in which they run; none of the reference engine.
-        The plan need not be built."""
+        """The CUDA C++ text of each kernel of a plan, in running order. The plan need not be built.
+
+        The reference engine has no kernels."""
         return self._plan(index).sources
 
     @property
     def device(self) -> Device:
-        """Device that it is planned for."""
+        """Device that the graph is planned for."""
         return self._need(self._planner, "build_operation_graph").device
 
     @also(engine_id="engine")
     def create_execution_plan(self, engine: object, knobs: object = None) -> int:
-        """Append the plan that an engine and its knobs name; its index is returned.
+        """Append the plan with this engine and these knobs. Returns its index.
 
-        engine: a name, or a number below ``get_engine_count()``. knobs: a dict of values by name; what is left out is
-        the engine's own choice. Tuples of both for several regions. GraphNotSupportedError says why they cannot run it.
+        engine: a name, or a number below ``get_engine_count()``. knobs: a dict of values by name; the engine chooses
+        knobs that are left out. For several regions, both are tuples. Raises GraphNotSupportedError, which says why
+        the engines cannot run the graph.
         """
         return self._need(self._planner, "build_operation_graph").append(engine, knobs)
 
@@ -157,7 +162,7 @@ class PlannedGraph(Drawn):
         return self
 
     def select_plan(self: GraphT, index: int) -> GraphT:
-        """Have ``build_plans`` build this plan, and raise where it cannot: no other takes its place."""
+        """Make ``build_plans`` build this plan alone; it then raises if the plan cannot be prepared."""
         self._need(self._planner, "create_execution_plans").pin(index)
         return self
 

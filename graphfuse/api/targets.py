@@ -1,4 +1,4 @@
-"""What a graph's constructor is given of the device to plan for, and of where kernels come from."""
+"""Checks of a graph's constructor arguments: the device to plan for, and the kernel cache."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def target(where: str, sm_version: object, device_property: object) -> Target | None:
-    """Device that is asked for by its compute capability, or by its figures; None where neither is given.
+    """Device with this compute capability or these properties; None if neither is given.
 
-    where: what an error is about. SettingError for an unknown chip, GraphValidationError if the two contradict.
+    where: the graph that errors name. Raises SettingError for an unknown chip, GraphValidationError if both arguments
+    contradict each other.
     """
     if sm_version is None and device_property is None:
         return None
@@ -40,7 +41,7 @@ def target(where: str, sm_version: object, device_property: object) -> Target | 
 
 
 def checked_cache(where: str, cache: object) -> KernelCache | None:
-    """The kernel cache that was given; GraphTypeError for anything else."""
+    """The given kernel cache, which may be None. Raises GraphTypeError for anything else."""
     if cache is None:
         return None
     from graphfuse.planning.kernel_cache import KernelCache

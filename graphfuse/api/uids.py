@@ -1,18 +1,18 @@
-"""The uids of a graph's tensors: which number is whose."""
+"""The uids of a graph's tensors."""
 
 from graphfuse.base.errors import GraphTypeError, GraphValidationError
 from graphfuse.op_graph.tensor import Tensor
 
 
 class Uids:
-    """Tensors by uid. A number that only the graph gave out goes to the tensor that a user gives it to."""
+    """Tensors by uid. If a user sets a uid that the graph chose for another tensor, the other one gets a new uid."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, Tensor] = {}
         self._claimed: set[int] = set()
 
     def free(self) -> int:
-        """A number for a new tensor."""
+        """A uid for a new tensor."""
         uid = len(self._tensors) + 1
         while uid in self._tensors:
             uid += 1
@@ -26,7 +26,7 @@ class Uids:
         self._claimed.discard(tensor.current_uid)
 
     def has(self, tensor: Tensor) -> bool:
-        """True if it is a tensor of this graph, and not of another that has the number, too."""
+        """True if the tensor belongs to this graph, not to another graph that uses the same uid."""
         return self._tensors.get(tensor.current_uid) is tensor
 
     def find(self, uid: int) -> Tensor | None:
@@ -36,7 +36,8 @@ class Uids:
         return sorted(self._tensors)
 
     def claim(self, tensor: Tensor, uid: int) -> None:
-        """The user gives a tensor a number. GraphTypeError for what is none, GraphValidationError if it was given."""
+        """Set a tensor's uid to the user's number. Raises GraphTypeError for a value that is no uid,
+        GraphValidationError if the user gave it to another tensor."""
         if isinstance(uid, bool) or not isinstance(uid, int) or uid < 0:
             raise GraphTypeError(f"tensor {tensor.get_name()!r}: uid must be an int >= 0, got {uid!r}")
         holder = self._tensors.get(uid)
@@ -50,7 +51,7 @@ class Uids:
         del self._tensors[tensor.current_uid]
         self._claimed.discard(tensor.current_uid)
         if holder is not None:
-            # The number was only ours to give out: its holder moves to a free one.
+            # The graph chose the uid of its holder, which gets a free one.
             free = max(self._tensors) + 1
             holder._uid = free
             self._tensors[free] = holder

@@ -1,4 +1,4 @@
-"""The spellings of a variant pack that cuDNN's ``execute`` has."""
+"""The forms of a variant pack that cuDNN's ``execute`` accepts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from graphfuse.base.wording import counted
 
 
 def pack(what: str, variant_pack: object, tensor_dict: object, tensor_uids: object) -> Mapping[Any, object]:
-    """The pack that was given under one of its two names, or as buffers in the order of their uids.
+    """The variant pack, given under one of its two names, or as a list of buffers with a list of uids.
 
-    what: the call that an error names. Whatever is no mapping is refused where the pack is read.
+    what: the call that errors name. A pack that is no mapping is refused later, where it is read.
     """
     if variant_pack is not None and tensor_dict is not None:
         raise GraphTypeError(f"{what}: tensor_dict is cuDNN's name of variant_pack; give one of them")

@@ -1,4 +1,4 @@
-"""``Graph``: a graph that takes arrays in place of tensors, builds itself, and is called like a function.
+"""``Graph``: a graph that accepts arrays in place of tensors, builds itself, and is called like a function.
 
     with graphfuse.Graph(inputs=["norm::input", "norm::scale"], outputs=["y"]) as graph:
         y, _ = graph.rmsnorm(input=x, scale=w, epsilon=1e-5, norm_forward_phase=INFERENCE, name="norm")
@@ -46,17 +46,17 @@ _ARRAY = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 
 class Graph:
-    """A graph of operations on arrays, built where its ``with`` block ends.
+    """A graph of operations on arrays, built at the end of its ``with`` block.
 
-    Inside of the block it has the operations of ``pygraph``; they take torch tensors and other arrays as well as graph
-    tensors. The same array is the same tensor wherever it is given. Only its shape, strides and type count.
+    Inside the block it has the operations of ``pygraph``, which accept torch tensors and other arrays as well as graph
+    tensors. The same array always stands for the same tensor. Only its shape, strides and type are used.
 
-    handle: as of ``pygraph``; "auto" is None. inputs, outputs: what ``set_io_tuples`` takes. heuristics: modes to plan
-    in, A and FALLBACK if None. workspace_alloc: whether to allocate the workspace; else every call is given one.
-    graph_arguments: of ``pygraph``.
+    handle: as in ``pygraph``; "auto" is the same as None. inputs, outputs: arguments of ``set_io_tuples``. heuristics:
+    modes to plan in, A and FALLBACK if None. workspace_alloc: whether to allocate the workspace; otherwise every call
+    is given one. graph_arguments: as in ``pygraph``.
 
-    A tensor is named by itself, its uid, its name, the array it was made of, or "NODE::PORT", where a port may be
-    written as its position. A node without a name is called "OP.NUMBER".
+    A tensor is named by itself, its uid, its name, the array it was made of, or "NODE::PORT", where PORT may be the
+    port's position. A node without a name is called "OP.NUMBER".
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Graph:
         self._graph = pygraph(handle=None if handle == "auto" else handle, **graph_arguments)
         self._allocates = workspace_alloc
         self._workspace: torch.Tensor | None = None
-        self._arrays: dict[int, tuple[object, Tensor]] = {}  # by id; the array is kept, so that its id stays its own
+        self._arrays: dict[int, tuple[object, Tensor]] = {}  # by id; arrays are kept, so that no id is reused
         self._names: dict[str, Tensor] = {}
         self._inputs: tuple[Tensor, ...] | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -103,7 +103,7 @@ class Graph:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        found: Callable[..., Any] = getattr(self._graph, name)  # or why there is none
+        found: Callable[..., Any] = getattr(self._graph, name)  # its error says why there is none
         if name in _LOOK:
             self._need("built", name)
             return found
@@ -124,14 +124,14 @@ class Graph:
         spelling = SPELLINGS.get(method.__name__)
         cudnns = {port: name for name, port in (spelling and spelling.parameters) or ()}
         read = {cudnns.get(port.name, port.name): node.inputs.get(port.name) for port in node.op.inputs}
-        if "inputs" in given:  # of concatenate, whose last node reads the last of them
+        if "inputs" in given:  # of concatenate, whose last node reads only the last inputs
             read = {str(position): t for position, t in enumerate(given["inputs"])}
         named = (*read.items(), *enumerate(read.values()), *((port, node.outputs.get(port)) for port in node.op.given))
         self._names |= {f"{node.name}::{name}": t for name, t in named if t is not None}
         return made
 
     def _tensor(self, value: Any) -> object:
-        """The graph's tensor for an array, also in a list or tuple; anything else as it is."""
+        """The graph's tensor for an array, also for arrays in a list or tuple; any other value unchanged."""
         if isinstance(value, list | tuple):
             made = [self._tensor(one) for one in value]
             return made if isinstance(value, list) else tuple(made)
@@ -143,9 +143,9 @@ class Graph:
         return self._arrays[id(value)][1]
 
     def set_io_tuples(self, inputs: Sequence[object], outputs: Sequence[object]) -> None:
-        """The order of arguments and results of a call. Every tensor that is not virtual is one of them.
+        """Set the order of a call's arguments and results. Every tensor that is not virtual has to be among them.
 
-        GraphValidationError names what is unknown, virtual, given twice or left out.
+        Raises GraphValidationError, which names tensors that are unknown, virtual, given twice or missing.
         """
         inputs, outputs = _sequence("inputs", inputs), _sequence("outputs", outputs)
         if self._state in ("new", "open"):
@@ -175,9 +175,10 @@ class Graph:
         self._inputs, self._outputs = tuple(tensors["input"]), tuple(tensors["output"])
 
     def __call__(self, *args: Any, workspace: object = None, handle: Any = None) -> Any:
-        """Run it. With one dict, of arrays by any name of a tensor: outputs that it has not are allocated and put into
-        it under their names, and it is returned. Else with the inputs in order: the outputs are allocated and returned,
-        a single one as it is, several as a list."""
+        """Run the graph on the inputs in order, or on one dict of arrays by any name of a tensor.
+
+        With inputs, the outputs are allocated and returned: a single one by itself, several as a list. With a dict,
+        missing outputs are allocated and added to it under their names, and it is returned."""
         self._need("built", "a call")
         self._graph.device.check_here(self._graph.name)  # before outputs are allocated
         if len(args) == 1 and isinstance(args[0], dict):
@@ -238,7 +239,7 @@ class Graph:
         return any(t is made for node in self._graph.nodes for made in node.outputs.values())
 
     def _called(self, tensors: Iterable[Tensor]) -> str:
-        """Names that users may know tensors by."""
+        """Names of tensors for error messages: "NODE::PORT" if there is one, else the tensor's name."""
         names = {id(t): name for name, t in reversed(self._names.items())}
         return ", ".join(repr(names.get(id(t), t.get_name())) for t in tensors)
 
