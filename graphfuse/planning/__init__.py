@@ -1,1 +1,1 @@
-"""From a frozen graph to plans that run: the registry, the choice of regions, ranking, saved plans."""
+"""Planning of a frozen graph: registry of plug-ins, choice of regions, ranking, other row counts, saved plans."""

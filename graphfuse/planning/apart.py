@@ -1,4 +1,4 @@
-"""Why a plan has several parts: of each two that have a tensor in common, what keeps them from being one."""
+"""Reasons why a plan has several parts: for each two that have a tensor in common, why they are not one region."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from graphfuse.planning import guard, traffic
 from graphfuse.planning.plan import Part, Proposal
 
 _MOST = 8
-"""Nodes that a reason names."""
+"""Number of nodes that a reason names at most."""
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Two parts of a plan, by number, and why the first, "they" in its words, is not one with the second."""
+    """Two parts of a plan, by number, and why the first is not fused with the second. "They" in `why` is the first."""
 
     part: int
     other: int
@@ -23,7 +23,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Known:
-    """Matches of all patterns, those without facts, and what engines said of them: where reasons are found."""
+    """Results of planning in which reasons are found: matches with and without facts, and answers of engines."""
 
     graph: FrozenGraph
     patterns: Sequence[Pattern]
@@ -32,8 +32,9 @@ class Known:
     proposals: Sequence[Proposal]
 
     def apart(self, parts: Sequence[Part]) -> Iterator[Apart]:
-        """The reasons, one for each two parts that pass a tensor on or read the same; without those that both are run
-        node by node. Of a part that has nothing in common with those before it, that."""
+        """A reason for each two parts that have a tensor in common, unless both are run node by node.
+
+        A part that has no tensor in common with any before it gets one reason that says so."""
         for j, part in enumerate(parts):
             common = [i for i in range(j) if self._common(parts[i].region.subgraph, part.region.subgraph)]
             for i in common:
@@ -58,8 +59,9 @@ class Known:
         return Apart(i, j, why)
 
     def _spanning(self, nodes: frozenset[int]) -> str | None:
-        """Fate of the smallest match that has all of `nodes`, one of a pattern that is asked last if there are no
-        others; None if there is none."""
+        """Why the smallest match that has all of `nodes` was not chosen; None if there is no such match.
+
+        Matches of patterns that come last (``Pattern.last``) are considered only if there are no others."""
         matches = [m for m in (*self.regions, *self.declined) if nodes <= {*m.subgraph.node_ids}]
         some = [m for m in matches if not isinstance(m, Region) or not m.last] or matches
         m = min(some, key=lambda m: len(m.subgraph.node_ids), default=None)
@@ -83,7 +85,7 @@ class Known:
         return None
 
     def _waiting(self, nodes: frozenset[int]) -> str | None:
-        """Names of what needs some of `nodes` and is needed by others; None if nothing is."""
+        """Text with the names of the nodes that run after some of `nodes` and before others; None if there are none."""
         both = Subgraph(self.graph, tuple(sorted(nodes)))
         between = self.graph.below(both.outputs) & self.graph.above(both.inputs)
         return f"what runs between them: {_names(self.graph, between)}" if between else None

@@ -1,4 +1,4 @@
-"""Engines as users ask for them: by name, or by number, each with knobs of which they say some."""
+"""Engines that a user requests by name or number, with all or some of their knobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from graphfuse.tuned_tables import store
 
 
 class AskedEngines:
-    """Engines of one lowered graph on one device. sound: those that can be asked."""
+    """Engines for one lowered graph on one device. sound: returns the engines that can be used."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class AskedEngines:
 
     @cached_property
     def numbered(self) -> tuple[NumberedEngine, ...]:
-        """Engines that take some of the graph, by number."""
+        """Engines that can run a part of the graph. An engine's number is its place."""
         return numbered(self._graph, self._regions, self._sound(), self.proposals)
 
     def plan(self, engine: object, knobs: object) -> Plan:
-        """The plan that an engine and its knobs name, or tuples of both. Errors as of ``create_execution_plan``."""
+        """The plan with an engine and its knobs, or with tuples of both. Errors as in ``create_execution_plan``."""
         several = isinstance(engine, tuple | list)
         asked = tuple(engine) if several else (engine,)
         given = ((None,) * len(asked) if several else None) if knobs is None else knobs
@@ -59,7 +59,7 @@ class AskedEngines:
         return tuple(part.knobs for part in parts)
 
     def knobs_of(self, engine: object) -> list[knob]:
-        """Knobs of an engine that is given by its number, or by a name that has one number alone."""
+        """Knobs of an engine that is given by its number, or by its name if it has only one number."""
         if not isinstance(engine, str):
             return self._of_number(engine).knobs
         found = {n: one for n, one in enumerate(self.numbered) if one.engine is self.named(engine)}
@@ -69,7 +69,7 @@ class AskedEngines:
         return next(iter(found.values())).knobs
 
     def _asked(self, engine: object) -> tuple[Engine, type | None]:
-        """An engine by its name, or by its number, which says the kind of its knobs as well."""
+        """An engine by its name or number, and the kind of its knobs, which a name leaves open (None)."""
         if not isinstance(engine, int) or isinstance(engine, bool):
             return self.named(engine), None
         found = self._of_number(engine)
@@ -84,7 +84,7 @@ class AskedEngines:
         return self.numbered[number]
 
     def named(self, name: object) -> Engine:
-        """An engine by its name, whether it takes anything or not; GraphValidationError where none has it."""
+        """The engine with this name, even if it can run no part. Raises GraphValidationError if there is none."""
         for engine in self._registry.engines:
             if engine.name == name:
                 return engine

@@ -1,14 +1,14 @@
-"""Chooses which matches of a graph are fused: those that together save the most bytes. Pure; the caller asks engines.
+"""Chooses which matches of a graph are fused: those that together save the most bytes. Pure functions.
 
-A match saves what its nodes would move as one kernel each, less what they move as one kernel (``traffic``). Matches of
-a choice share no node, and their dependencies form no cycle. Of choices that save equally, the one with the first match
-wins, then the one with the second, and so on. So every match that fits beside the others is taken, even if it saves
-nothing.
+A match saves the bytes that its nodes move as one kernel each, less those that they move as one kernel (``traffic``).
+Matches of a choice share no node, and their dependencies form no cycle. Of choices that save equally, the one with the
+first match wins, then the one with the second, and so on. So every match that does not overlap the others is chosen,
+even if it saves nothing.
 
-The search is dynamic programming over the nodes. Its state is the set of later nodes that are already taken, which is
-small in graphs of models. Groups of matches that do not overlap are searched separately. Cycles are rare. They are left
-to a search over whole choices, heaviest first, which continues without one match of the cycle after the other. Both
-searches count steps. Above a limit, matches are taken greedily, the largest saving first.
+The search is dynamic programming over the nodes. Its state is the set of later nodes that are already covered, which is
+small in graphs of models. Groups of matches that do not overlap are searched separately. Cycles are rare. A second
+search, over whole choices and heaviest first, resolves them: it tries to omit each match of a cycle. Both searches
+count steps. Above a limit, matches are chosen greedily, the largest saving first.
 """
 
 import heapq
@@ -19,15 +19,15 @@ from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.planning import traffic
 
 MOST_STEPS = 50_000
-"""After so many steps, each of about a microsecond, the search is given up for the greedy choice."""
+"""Number of steps, each of about a microsecond, after which the search is given up for the greedy choice."""
 
 
 @dataclass(frozen=True)
 class Cover:
     """A choice of matches, by their numbers.
 
-    saved: bytes. waiting: those that would fit beside the chosen, but that wait for themselves or for a chosen one in a
-    circle. steps: of the search. exact: whether the search came to its end, so that no other choice saves more.
+    saved: bytes. waiting: matches that overlap no chosen one, but whose dependencies would form a cycle, with chosen
+    matches or alone. steps: of the search. exact: whether the search was finished, so that no other choice saves more.
     """
 
     chosen: tuple[int, ...]
@@ -45,11 +45,11 @@ def choose(
     last: int = 0,
     most_steps: int = MOST_STEPS,
 ) -> Cover:
-    """The best choice of `matches`, the first of which are preferred where bytes do not decide.
+    """The best choice of `matches`. Among choices that save equally, those with earlier matches are preferred.
 
-    taken: whether an engine takes a match; it is asked of those that would be chosen alone. most_nodes: whether the
-    choice has to have as many nodes as it can, before bytes count: for where nothing else runs the rest. last: how many
-    of the last matches are for nodes that no other takes, so that bytes that they save do not count.
+    taken: returns whether an engine accepts a match; called only for matches that would be chosen. most_nodes: whether
+    the number of covered nodes counts before bytes, for when no engine runs the other nodes. last: the number of
+    matches at the end that are only for nodes that no other match covers; the bytes that these save do not count.
     """
     search = _Search(graph, matches, most_nodes, last)
     left, refused, chosen = frozenset(search.convex), set(), None
@@ -79,22 +79,23 @@ def choose(
 
 
 def ranked(graph: FrozenGraph, matches: Sequence[Subgraph], most_steps: int = MOST_STEPS) -> Iterator[tuple[int, ...]]:
-    """Every choice of `matches`, best first, none twice; also those that leave out what would fit. It ends early after
-    so many steps."""
+    """Every choice of `matches`, best first, each once, including choices that could have more matches.
+
+    It ends early after `most_steps` steps."""
     search = _Search(graph, matches)
     yield from search.ranked(frozenset(search.convex), most_steps)
 
 
 _Entry = tuple[int, int, frozenset[int], frozenset[int], tuple[int, ...]]
-"""Of a queue of choices: what they are compared by, matches to choose from, those of them that every choice in question
-has (nothing that is left overlaps them), and the heaviest choice."""
+"""Entry of a queue of sets of choices: two numbers to sort by, the matches to choose from, those of them that every
+choice of the set has (no other one overlaps them), and the heaviest choice."""
 
 
 class _Search:
-    """Data that choices of matches depend on. A set of nodes is a number whose bit i stands for node i.
+    """Search for the heaviest choices. A set of nodes is a number whose bit i stands for node i.
 
-    nodes: of each match. needs: nodes outside that it cannot do without. weights: no two choices have the same sum, so
-    that the heaviest is one, whatever way it is found. steps: taken so far.
+    nodes: of each match. needs: nodes outside of each match that it depends on. weights: no two choices have the same
+    sum, so that the heaviest is unique. steps: the number so far.
     """
 
     def __init__(self, graph: FrozenGraph, matches: Sequence[Subgraph], most_nodes: bool = False, last: int = 0):
@@ -109,7 +110,7 @@ class _Search:
             self.needs.append(before & ~self.nodes[n])
             if m.node_ids and not before & after & ~self.nodes[n]:
                 self.convex.append(n)
-        # From the highest digits down: nodes, if they come first; bytes; one bit for each match, the first highest.
+        # From the highest digits down: nodes, if these count first; bytes; one bit for each match, the first highest.
         count, bytes_ = len(matches), sum(self.saved).bit_length()
         covered = [len(m.node_ids) << bytes_ if most_nodes else 0 for m in matches]
         counted = [*self.saved[: count - last], *(0,) * last]
@@ -118,11 +119,11 @@ class _Search:
         self._known: dict[frozenset[int], tuple[int, ...]] = {}
 
     def fits(self, match: int, chosen: Collection[int]) -> bool:
-        """True if a match shares no node with the chosen."""
+        """True if a match shares no node with the chosen ones."""
         return all(not self.nodes[match] & self.nodes[m] for m in chosen)
 
     def circle(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """Some of the chosen that wait for each other in a circle; none if there is no such circle."""
+        """Chosen matches whose dependencies form a cycle; empty if there is no cycle."""
         left = sorted(chosen, key=lambda m: self._first(m))
         while left:
             open_, waiting = sum(self.nodes[m] for m in left), []
@@ -144,14 +145,14 @@ class _Search:
             way.append(needed)
 
     def ranked(self, left: frozenset[int], most_steps: int) -> Iterator[tuple[int, ...]]:
-        """Choices of `left` without circles, heaviest first, until `steps` is more than `most_steps`."""
+        """Choices of `left` without cycles, heaviest first, until `steps` is more than `most_steps`."""
         waiting = [self._entry(left, frozenset(), most_steps)]
         while waiting and waiting[0] is not None and self.steps <= most_steps:
             *_, left, kept, chosen = heapq.heappop(waiting)
             circle = self.circle(chosen)
             if not circle:
                 yield chosen
-            # All other choices, each in one of these sets: without the first, with it but without the second, ...
+            # Every other choice is in one of these sets: without the first, with it but without the second, ...
             for m in circle or chosen:
                 if m not in kept:
                     entry = self._entry(left - {m}, kept, most_steps)
@@ -162,7 +163,7 @@ class _Search:
                     left = frozenset(o for o in left if o == m or not self.nodes[o] & self.nodes[m])
 
     def _entry(self, left: frozenset[int], kept: frozenset[int], most_steps: int) -> _Entry | None:
-        """The heaviest choice of `left`, circles or not; None beyond the limit of steps."""
+        """The heaviest choice of `left`, which may have cycles; None beyond the limit of steps."""
         self.steps += 1
         chosen: list[int] = []
         for group in self._groups(left):
@@ -175,7 +176,7 @@ class _Search:
         return -sum(self.weights[m] for m in chosen), self.steps, left, kept, tuple(sorted(chosen))
 
     def _groups(self, left: Collection[int]) -> list[frozenset[int]]:
-        """Matches that overlap, or that others link which do, together; all others apart."""
+        """Groups of matches that overlap, directly or through other matches."""
         groups: list[tuple[int, list[int]]] = []
         for m in sorted(left, key=self._first):
             nodes, members, apart = self.nodes[m], [m], []
@@ -192,12 +193,12 @@ class _Search:
         starting: dict[int, list[int]] = {}
         for m in sorted(group):
             starting.setdefault(self._first(m), []).append(m)
-        # Nodes that are taken already -> the weight of the best way there, and its matches, the last first.
+        # Covered nodes -> the weight of the best choice that covers them, and its matches, the last first.
         states: dict[int, tuple[int, tuple]] = {0: (0, ())}
         for first in sorted(starting):
             reached: dict[int, tuple[int, tuple]] = {}
             for taken, (weight, way) in states.items():
-                taken = taken >> first << first  # no match that is still to come has a node before
+                taken = taken >> first << first  # no later match has a node before `first`
                 options = [(taken, weight, way)]
                 for m in starting[first]:
                     if not taken & self.nodes[m]:

@@ -1,4 +1,4 @@
-"""Plans that the user does not want, or that a failed plug-in would have to run."""
+"""Conditions that exclude plans: what the user deselected, and plug-ins that failed."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from graphfuse.planning.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Deselected:
-    """Parts that are deselected: by the user, and because a plug-in failed.
+    """Conditions that exclude plans.
 
-    engines: names of those that the user deselected. failed: why engines are left out, by name. workspace: bytes that
-    plans may need at most. notes: each with whether plans must have it, or must not.
+    engines: names of engines that the user deselected. failed: why plug-ins are not used, by the engine's name.
+    workspace: bytes that plans may need at most. notes: each with True if plans must have it, False if they must not.
     """
 
     engines: frozenset[str] = frozenset()
@@ -21,7 +21,7 @@ class Deselected:
     notes: tuple[tuple[behavior_note | numerical_note, bool], ...] = ()
 
     def against(self, p: Plan) -> str | None:
-        """Why a plan is not wanted, or None."""
+        """Why a plan is excluded; None if it is not."""
         for part in p.parts:
             if part.engine.name in self.engines:
                 return f"engine {part.engine.name!r} is deselected"

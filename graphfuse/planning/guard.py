@@ -1,8 +1,8 @@
-"""Calls of third-party patterns and engines. An exception becomes a PluginError, which names the package, what the
-plug-in was asked, and the nodes.
+"""Calls of third-party patterns and engines. An exception becomes a PluginError, which names the package, the stage of
+the call, and the nodes.
 
-Answers are not looked at, but for what would end the process or let it hang: launches, and the arguments of kernels. An
-answer of a wrong type raises where it is used, and that is in such a call, too.
+Results are not checked, except launches and the arguments of kernels, which could end the process or make it hang. A
+result of a wrong type raises where it is used, which is within a guarded call, too.
 
 First-party patterns and engines are called directly. Their exceptions are bugs of this package, or of the machine.
 """
@@ -28,8 +28,9 @@ _warned: set[tuple[str, str]] = set()
 def call(
     item: Pattern | Engine, about: FrozenGraph | Subgraph, stage: str, function: Callable, *arguments: object
 ) -> object:
-    """Answer of `function`, of a pattern or engine. about: what it is asked about. stage: what it is asked.
-    PluginError for whatever it raises."""
+    """Result of calling `function` of a pattern or engine, with PluginError for any exception but those of ``PASSED``.
+
+    about: the nodes that the call is about. stage: the name of the call in messages."""
     if origin(item) is FIRST_PARTY:
         return function(*arguments)
     try:
@@ -41,7 +42,7 @@ def call(
 
 
 def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
-    """Every place where the pattern fits; PluginError as of ``call``."""
+    """Every match of the pattern. Raises PluginError as ``call`` does."""
     if origin(pattern) is FIRST_PARTY:
         return list(match.find(pattern, graph))
     try:
@@ -55,8 +56,9 @@ def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
 
 
 def try_out(part, device: Device) -> None:
-    """Asks the engine of a part (``plan.Part``) what will be asked when it runs, and looks at its launch. PluginError
-    as of ``call``."""
+    """Makes the calls of a part's engine that follow later, and checks its launch. Raises PluginError as ``call`` does.
+
+    part: a ``plan.Part``."""
     engine, about = part.engine, part.region.subgraph
     checked_outline(part, device)
     if origin(engine) is not FIRST_PARTY:
@@ -66,7 +68,7 @@ def try_out(part, device: Device) -> None:
 
 
 def checked_outline(part, device: Device) -> Outline | Launch:
-    """The part's outline; PluginError where the device does not allow a launch, whoever made it."""
+    """The part's outline. Raises PluginError if the device does not allow its launch, also for first-party engines."""
     engine, about = part.engine, part.region.subgraph
     outline = call(engine, about, "launch", lambda: part.outline)
     if not isinstance(outline, Outline | Launch):
@@ -79,8 +81,9 @@ def checked_outline(part, device: Device) -> Outline | Launch:
 
 
 def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prepared:
-    """The part's work, ready to run. kernel: makes the device's kernel of a source and the name of its entry.
-    PluginError as of ``call``, and where a kernel does not take what the launch passes."""
+    """The part's work, ready to run. kernel: makes the device's kernel from a source and the name of its entry.
+
+    Raises PluginError as ``call`` does, and if a kernel's parameters do not fit the arguments of the launch."""
     engine, about, outline = part.engine, part.region.subgraph, checked_outline(part, device)
 
     def compiled(source: str, entry: str) -> Kernel:
@@ -100,20 +103,20 @@ def prepared(part, device: Device, kernel: Callable[[str, str], Kernel]) -> Prep
 
         return dataclasses.replace(found, freeze=freeze)
 
-    # Apart from prepare, so that an error says what in the words of who writes kernels.
+    # Called separately from prepare, so that an error of it has the stage "source".
     sources = call(engine, about, "source", engine.sources, part.facts, part.knobs)
     return call(engine, about, "prepare", made, Site(about, outline, compiled, sources, current_stream, setting))
 
 
 def running(engine: Engine, about: Subgraph, run: Callable) -> Callable:
-    """`run`, which does the engine's work, with PluginError for whatever it raises."""
+    """`run`, which does the engine's work, with PluginError for any exception that it raises."""
     return run if origin(engine) is FIRST_PARTY else functools.partial(call, engine, about, "run", run)
 
 
 def left_out(item: Pattern | Engine, error: Exception, origins: Mapping[int, Origin]) -> No:
-    """Why an installed pattern or engine is not used; of any other the error is raised.
+    """Why an installed pattern or engine that failed is not used; for any other plug-in, the error is raised.
 
-    origins: of what the graph's caller did not pass. Each plug-in is warned of once for each thing that it is asked.
+    origins: of the plug-ins that the graph's caller did not pass. There is one warning for each plug-in and stage.
     """
     if origins.get(id(item), FIRST_PARTY) is FIRST_PARTY:
         raise error
@@ -161,4 +164,4 @@ def _guarded(pattern: Pattern, graph: FrozenGraph) -> Pattern:
 PASSED: Mapping[str, tuple[type[Exception], ...]] = {
     "prepare": (GraphNotSupportedError, KernelCompileError, DeviceError, PluginError, SerializedError)
 }
-"""By what is asked: what may be raised."""
+"""Exceptions that a plug-in may raise, by stage."""

@@ -1,7 +1,7 @@
-"""Kernel caches: machine code that a user holds, shares between graphs, and keeps as JSON.
+"""Kernel caches: machine code that a user holds, shares between graphs, and stores as JSON.
 
-Every process has caches of its own (``runtime.cache``), whose keys name the NVRTC that compiled. A kernel is found here
-by its source, so that one from another machine is found, and NVRTC is not looked for.
+They are separate from the caches of each process (``runtime.cache``), whose keys contain the NVRTC version. Here a key
+has only the kernel's source. So kernels from another machine are found, and NVRTC is not loaded.
 """
 
 import base64
@@ -17,20 +17,20 @@ from graphfuse.files.json_values import field
 from graphfuse.planning.recipe import ELF, Code
 
 CodeOf = Callable[[str, str, str, Device], Code]
-"""Where kernels' machine code comes from: of a source, its entry, its file's name and the device."""
+"""Function that returns a kernel's machine code. Arguments: source, name of its entry, name of its file, device."""
 
 VERSION = 1
-"""Of the JSON. It goes up with every change that another version would read wrongly."""
+"""Version of the JSON. Every incompatible change increments it."""
 
 _WHERE = "the kernel cache"
 _TEXTS = ("arch", "name", "entry", "source", "cubin")
 
 
 class KernelCache:
-    """Kernels of the graphs that were made with it (``pygraph(kernel_cache=...)``). Any number of threads may use it.
+    """Kernels of the graphs that were made with this cache (``pygraph(kernel_cache=...)``). It is thread-safe.
 
-    A graph that is built takes its kernels from here, and puts those here that it had to compile. Kernels have no
-    names and numbers of rows of their graph's in them: graphs that differ in these share them.
+    A graph that is built loads its kernels from here, and stores those here that it had to compile. Kernels contain no
+    names and row counts of their graph, so graphs that differ only in these share kernels.
     """
 
     def __init__(self) -> None:
@@ -43,21 +43,23 @@ class KernelCache:
         return len(self._codes)
 
     def revision(self) -> int:
-        """Number of kernels that were put in. What is looked up does not count."""
+        """Number of kernels that were stored so far. Look-ups do not change it."""
         return len(self._codes)  # none is ever replaced or dropped
 
     def serialize(self) -> str:
-        """JSON text of all kernels, which ``deserialize`` reads in another process.
+        """JSON text of all kernels, for ``deserialize`` in another process.
 
-        A digest of each tells of damage, not of whoever made other machine code on purpose.
+        A digest of each kernel detects damage, but no deliberate change of machine code.
         """
         with self._lock:
             kernels = [_said(arch, code) for (arch, *_), code in self._codes.items()]
         return json_values.text({"version": VERSION, "kernels": kernels})
 
     def deserialize(self, text: str) -> None:
-        """Become the cache that was serialized. GraphStateError unless this one is new, SerializedError for any other
-        text; the cache then stays empty."""
+        """Fill this new cache with the kernels of a text that ``serialize`` returned.
+
+        Raises GraphStateError if this cache was used before, SerializedError for any other text. It then stays as it
+        is."""
         if not isinstance(text, str):
             raise GraphTypeError(f"deserialize: give the str that serialize() returned, got {type(text).__name__}")
         data = json_values.parse(_WHERE, text)
@@ -71,7 +73,7 @@ class KernelCache:
             self._codes, self._used = found, True
 
     def finding(self, compiled: CodeOf) -> CodeOf:
-        """Finder of a kernel's machine code: what is here, else what `compiled` makes, which is here from then on."""
+        """Function that returns a kernel's machine code from this cache, or makes it with `compiled` and stores it."""
         self._used = True
 
         def find(source: str, entry: str, name: str, device: Device) -> Code:

@@ -1,4 +1,4 @@
-"""Kernels of a plan's parts: where their machine code comes from, what runs it, and the work that is made of both."""
+"""Compiles, loads and prepares the kernels of a plan's parts, on a GPU or the emulator."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +14,14 @@ from graphfuse.planning.recipe import Code
 
 
 def compilers(device: Device) -> ThreadPoolExecutor:
-    """Threads in which kernels for a device can be compiled and loaded side by side."""
+    """Threads in which kernels for a device can be compiled and loaded at the same time."""
     if device.kind == "cuda":
-        from graphfuse.runtime import cuda_core  # noqa: F401 - two first imports of it at once, in the threads, fail
+        from graphfuse.runtime import cuda_core  # noqa: F401 - two threads that import it first at once would fail
     return ThreadPoolExecutor(os.cpu_count())
 
 
 def compiled(source: str, entry: str, name: str, device: Device) -> Code:
-    """A kernel from the cache, else compiled. The emulator compiles a library when it loads one."""
+    """A kernel from the cache of the process or the disk, else compiled. On the emulator it is compiled when loaded."""
     if device.kind == EMULATOR.kind:
         return Code.of(source, entry, name, b"")
     from graphfuse.runtime import cache
@@ -30,8 +30,9 @@ def compiled(source: str, entry: str, name: str, device: Device) -> Code:
 
 
 def loaded(code: Code, source: str, device: Device) -> Kernel:
-    """A kernel that can be run: on a GPU by ``runtime``, elsewhere, from its source, by ``emulator``. Of a device that
-    is not here, a stand-in."""
+    """A kernel that can be run, on a GPU from its machine code, on the emulator from its source.
+
+    For a device that is not on this machine, a placeholder that cannot be run."""
     if not device.here:
         return _Unloaded()
     if device.kind == EMULATOR.kind:
@@ -44,15 +45,16 @@ def loaded(code: Code, source: str, device: Device) -> Kernel:
 
 
 class _Unloaded:
-    """Stands where a kernel would be, which is compiled for a device that need not be here."""
+    """Placeholder of a kernel that is compiled for a device that is not on this machine."""
 
     def launcher(self, launch: Launch, dependent: bool = False) -> NoReturn:
         raise DeviceError("a kernel that was compiled ahead is not started where it was compiled")
 
 
 def prepare(part: Part, device: Device, code_of: CodeOf = compiled) -> Prepared:
-    """The part's work, ready to run. PluginError where the engine is another's and fails; errors as of
-    ``Engine.prepare`` and `code_of`."""
+    """The part's work, ready to run.
+
+    Raises PluginError if a third-party engine fails, and the errors of ``Engine.prepare`` and `code_of`."""
 
     def kernel(source: str, entry: str) -> Kernel:
         return loaded(code_of(source, entry, f"{part.engine.name}.cu", device), source, device)

@@ -1,6 +1,6 @@
-"""Engines by number, as cuDNN's frontend has them: those that take some of a graph, each with one kind of its knobs.
+"""Engines by number, as in cuDNN's frontend: the engines that can run a part of a graph, each with one kind of knobs.
 
-Numbers are of one graph on one device, with the engines that are installed. Names are what plans are kept by.
+Numbers hold for one graph on one device with the installed engines. Saved plans have the names of engines.
 """
 
 import dataclasses
@@ -17,18 +17,20 @@ from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 _WIDEST = (heur_mode.B, heur_mode.A, heur_mode.OPENSOURCE, heur_mode.FALLBACK)
 
 Proposals = Callable[[Engine, Region], Sequence[object]]
-"""Knobs that an engine proposes for a region, best first; none where it does not take it."""
+"""Function that returns the knobs that an engine proposes for a region, best first; empty if it declines the region."""
 
 
 def widest(engine: Engine) -> heur_mode:
-    """Mode, of those that ask an engine, in which it proposes most."""
+    """The mode in which an engine proposes most knobs, among the modes that use it."""
     return next(mode for mode in _WIDEST if mode in engine.modes)
 
 
 @dataclass(frozen=True)
 class knob:  # noqa: N801 - cuDNN's spelling
-    """A knob and its range. type: its name. min_value, max_value: of the values that its engine proposes for the graph.
-    stride: those lie at multiples of it from the least. Values between are refused where they are not legal."""
+    """A knob and the range of the values that its engine proposes for the graph.
+
+    type: its name. stride: proposed values are min_value plus multiples of it. Other values in the range are refused
+    only if they are not legal."""
 
     type: str
     min_value: int
@@ -38,7 +40,7 @@ class knob:  # noqa: N801 - cuDNN's spelling
 
 @dataclass(frozen=True)
 class NumberedEngine:
-    """An engine with one kind of its knobs. proposed: knobs of that kind that it proposes for some of the graph."""
+    """An engine with one kind of its knobs. proposed: knobs of this kind that it proposes for regions of the graph."""
 
     engine: Engine
     kind: type
@@ -46,7 +48,7 @@ class NumberedEngine:
 
     @property
     def knobs(self) -> list[knob]:
-        """Knobs that are numbers, with their ranges."""
+        """Knobs whose values are numbers, with their ranges."""
         values = [knobs_to_dict(one) for one in self.proposed]
         numeric = [f.name for f in dataclasses.fields(self.kind) if all(isinstance(v[f.name], int) for v in values)]
         return [_ranged(name, sorted({int(v[name]) for v in values})) for name in numeric]
@@ -59,8 +61,9 @@ class NumberedEngine:
 def numbered(
     graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], proposals: Proposals
 ) -> tuple[NumberedEngine, ...]:
-    """The engines that take one of the regions, or all nodes, in the order in which planning prefers them. Each place
-    is an engine's number."""
+    """The engines that can run one of the regions, or all nodes, in the order of `engines`.
+
+    An engine's number is its place."""
     everything = Subgraph(graph, tuple(range(len(graph.nodes))))
     found: dict[tuple[int, type], tuple[Engine, list[object]]] = {}
     for engine in engines:
@@ -72,14 +75,16 @@ def numbered(
 
 @dataclass(frozen=True)
 class Wish:
-    """Knobs of which some values are said, by name. kinds: those that they may be of."""
+    """Values of some or all knobs, by name. kinds: the classes of knobs that have them."""
 
     values: Mapping[str, object]
     kinds: tuple[type, ...]
 
     def knobs(self, engine: Engine, proposals: Proposals, region: Region) -> object:
-        """Knobs for a region: those said in full, else the best proposal that has these values, else the best one with
-        them in place of its own. GraphNotSupportedError where the engine proposes none of the kind."""
+        """Knobs for a region: the values if they are complete, else the best proposal with these values, else the best
+        proposal with its values replaced by these.
+
+        Raises GraphNotSupportedError if the engine proposes no knobs of these kinds."""
         names = set(self.values)
         if any(names == {f.name for f in dataclasses.fields(kind)} for kind in self.kinds):
             return knobs_from_dict(engine, dict(self.values))
@@ -92,8 +97,7 @@ class Wish:
 
 
 def checked(engine: Engine, kind: type | None, values: Mapping[str, object]) -> Wish:
-    """Wish for these values; GraphValidationError for one that no knob of the engine, or of this kind of its knobs,
-    has."""
+    """Wish for these values. Raises GraphValidationError for a name that no knob of the engine, or of `kind`, has."""
     kinds = (kind,) if kind is not None else engine.knobs if isinstance(engine.knobs, tuple) else (engine.knobs,)
     if not any(set(values) <= {f.name for f in dataclasses.fields(one)} for one in kinds):
         knobs_from_dict(engine, dict(values))  # says what is unknown

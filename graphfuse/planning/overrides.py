@@ -1,7 +1,6 @@
 """Other leading extents of a graph's tensors: override_uids, override_shapes and override_strides of execute.
 
-`given` reads the three lists, `shapes` checks them against the graph, `overridden` infers the resulting graph. Nothing
-is planned here.
+`given` reads the three lists, `shapes` checks them against the graph, `overridden` infers the resulting graph.
 """
 
 from collections.abc import Mapping
@@ -23,17 +22,17 @@ Placed = tuple[Shape, Shape]
 """Extents and strides of a tensor, in elements."""
 
 _SHAPED = frozenset({"reshape"})
-"""Ops whose output has the shape that the user says, virtual or not: inputs leave it open."""
+"""Ops whose output shape the user sets, as it does not follow from the inputs. The output may be virtual."""
 
 
 Overrides = tuple[tuple[int, Shape, Shape | None], ...]
-"""Of a call: the uid, extents and strides of each tensor. Strides are None where they follow from the built graph's."""
+"""Uid, extents and strides of each overridden tensor. Strides are None if they follow from the built graph's."""
 
 
 def given(uids: object, dims: object, strides: object) -> Overrides:
-    """The three lists as they are given; VariantPackTypeError and VariantPackError where they are no such lists.
+    """The three lists of a call as one value. Raises VariantPackTypeError or VariantPackError for wrong lists.
 
-    strides may be None, and so may each of its entries, or be empty.
+    strides: may be None. Each of its entries may be None or empty.
     """
     if uids is None or dims is None:
         missing, there = ("override_uids", "override_shapes")[:: 1 if uids is None else -1]
@@ -81,10 +80,10 @@ def _extents(what: str, uid: int, values: Any) -> Shape:
 
 
 def shapes(graph: ir.FrozenGraph, overrides: Overrides) -> dict[int, Placed]:
-    """Extents and strides by uid, held one by one against the graph that was built; VariantPackError names the tensor.
+    """Extents and strides by uid, checked against the built graph.
 
-    Only tensors that execute gets memory for are overridden, and what a reshape makes. A tensor keeps its rank, and the
-    extent of its last axis.
+    Only tensors that execute gets memory for and outputs of a reshape may be overridden. A tensor keeps its rank and
+    the extent of its last axis. Raises VariantPackError, which names the tensor.
     """
     by_uid = {t.uid: t for t in graph.tensors}
     bound = {t.uid for t in graph.bound if not t.by_value}
@@ -117,7 +116,7 @@ def _why_not(t: ir.FrozenTensor) -> str:
 
 
 def _strides(t: ir.FrozenTensor, dim: Shape) -> Shape:
-    """Strides of the built tensor, where an axis that begins where the axis inside of it ends goes on doing so."""
+    """Strides for other extents. Axes that are contiguous in the built tensor stay so; other strides do not change."""
     if t.reordering is not tensor_reordering.NONE:
         return packed_stride(dim)
     order = sorted(range(len(dim)), key=lambda axis: (t.stride[axis], -axis))
@@ -129,11 +128,12 @@ def _strides(t: ir.FrozenTensor, dim: Shape) -> Shape:
 
 
 def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Placed]) -> ir.FrozenGraph:
-    """The frozen graph with other shapes of the tensors with these uids; all else follows. Tensors and nodes have the
-    numbers that they have in `built`, which `recorded` was frozen as.
+    """The frozen graph with other shapes of the tensors with these uids, from which all other shapes are inferred.
 
-    VariantPackError names the tensor or node: shapes that do not fit each other, tensors whose shape would change and
-    that are not overridden, extents of an axis along which rows are normalized, strides that are not legal.
+    built: the frozen graph of `recorded`. Tensors and nodes have the same numbers in both.
+
+    Raises VariantPackError, which names the tensor or node, for shapes that do not fit each other, tensors whose shape
+    changes without being overridden, other extents along a row of a norm, and illegal strides.
     """
     dims = _inferred(recorded, found)
     copies = {}
@@ -160,7 +160,7 @@ def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Pl
 
 
 def _inferred(recorded: Recorded, found: Mapping[int, Placed]) -> dict[int, Shape]:
-    """The extents of all tensors that nodes read or write, by the tensor's id()."""
+    """Extents of all tensors that nodes read or write, by the tensor's id()."""
     dims: dict[int, Shape] = {}
 
     def known(t: Tensor) -> Shape:
@@ -196,8 +196,9 @@ def _inferred(recorded: Recorded, found: Mapping[int, Placed]) -> dict[int, Shap
 
 
 def _following(node: NodeRecord, dim: Shape, before: Mapping[str, Shape]) -> Shape:
-    """The extents that an output had, those of its node's first input in the place of those that were that input's:
-    what to ask of an op whose result the user shapes, as that of a reduction."""
+    """New extents of an output whose shape the user sets, such as that of a reduction.
+
+    Axes whose extent was that of the first input get its new extent; others keep theirs."""
     port, first = next(iter(node.inputs.items()))
     was, now = first.get_dim(), before[port]
     if len(was) != len(dim):
@@ -206,7 +207,7 @@ def _following(node: NodeRecord, dim: Shape, before: Mapping[str, Shape]) -> Sha
 
 
 def _check_columns(built: ir.FrozenGraph, made: ir.FrozenGraph) -> None:
-    """VariantPackError where rows would be others: along other axes, or of another length."""
+    """Raises VariantPackError if rows of a norm would run along other axes or have another length."""
     for node in built.nodes:
         if node.op_name not in EXPANSIONS:
             continue
@@ -221,7 +222,7 @@ def _check_columns(built: ir.FrozenGraph, made: ir.FrozenGraph) -> None:
 
 
 def _row_extents(graph: ir.FrozenGraph, node: ir.Node, rows: ir.TensorId) -> dict[int, int]:
-    """The extents of the axes that a row runs along, by axis."""
+    """Extents of the axes that a row runs along, by axis."""
     shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
     axes = EXPANSIONS[node.op_name].columns(shapes, dict(node.attributes))
     return {axis: graph.tensors[rows].dim[axis] for axis in axes}

@@ -1,6 +1,6 @@
-"""From a lowered graph to ranked plans. Pure functions; nothing is compiled here.
+"""Plans of a lowered graph, and the functions that make and rank them. Pure functions; nothing is compiled here.
 
-`propose` is the whole stage: find every match, ask every engine, choose regions, rank.
+`matches` finds the regions of patterns. `propose` queries engines, chooses regions, and ranks plans of one mode.
 """
 
 import graphlib
@@ -27,10 +27,10 @@ from graphfuse.tuned_tables.tunings import Tunings
 ALIGNMENT = workspace.ALIGNMENT
 
 MOST_PARTITIONS = 500
-"""So many partitions are looked at for the one that a user's engines run, those that save most bytes first."""
+"""Number of partitions, those that save most bytes first, that are tried for one that a user's engines run."""
 
 _OF_ALL = frozenset({behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API, numerical_note.STRICT_NAN_PROP})
-"""Notes that praise: a plan has them if all of its parts have, and others if one of them has."""
+"""Favorable notes: a plan has one of these if all its parts have it, and any other note if one of its parts has it."""
 
 NoteT = TypeVar("NoteT", behavior_note, numerical_note)
 
@@ -44,7 +44,7 @@ _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is
 
 @dataclass(frozen=True)
 class Verdict:
-    """Answer of one engine about one region in one mode; why is None if it can run it."""
+    """Answer of one engine for one region in one mode. why: None if the engine can run the region."""
 
     region: Region
     engine: str
@@ -53,8 +53,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Part:
-    """One region with the engine and knobs that run it. why: where the knobs come from, in words;
-    empty where there is nothing to choose."""
+    """One region with the engine and knobs that run it. why: where the knobs come from, as text; empty if there was no
+    choice."""
 
     region: Region
     engine: Engine
@@ -77,8 +77,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parts in the order they run. placed: tensor id -> byte offset in the workspace.
-    scratch: byte offset of each part's own scratch memory."""
+    """Parts in running order. placed: tensor id -> byte offset in the workspace. scratch: byte offset of each part's
+    scratch memory in the workspace."""
 
     parts: tuple[Part, ...]
     placed: Mapping[TensorId, int] = field(repr=False)
@@ -93,24 +93,24 @@ class Plan:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the engines; put together for the plans that are asked, which few of many are."""
+        """Numerical notes of the engines as text. They are computed on demand, as few plans need them."""
         found = dict.fromkeys(n for p in self.parts for n in p.engine.notes(p.facts, p.knobs, self.device))
         return (*found, _EMULATED) if self.emulated else tuple(found)
 
     @property
     def behavior_notes(self) -> frozenset[behavior_note]:
-        """Notes of the whole plan. A CUDA graph takes it on a CUDA device alone."""
+        """Behavior notes of the whole plan. Only on CUDA devices, a CUDA graph can capture it."""
         found = _together([p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
         return found if self.device.kind == "cuda" else found - {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}
 
     @property
     def numerical_notes(self) -> frozenset[numerical_note]:
-        """Notes of the whole plan."""
+        """Numerical notes of the whole plan."""
         return _together([p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The CUDA C++ text of each kernel, in the order in which they run."""
+        """The CUDA C++ text of each kernel, in running order."""
         return tuple(text for part in self.parts for text in part.engine.sources(part.facts, part.knobs))
 
     @property
@@ -125,8 +125,10 @@ class Plan:
 
     @cached_property
     def in_place(self) -> frozenset[tuple[TensorId, TensorId]]:
-        """(input, output) tensors that may be the same memory: the engine can, and no other part reads the input,
-        or writes it: an output would be lost."""
+        """Pairs of (input, output) tensors that may share memory.
+
+        The part's engine allows it, no other part reads the input, and no part writes it, as that output would be lost.
+        """
         pairs = ((p, pair) for p in self.parts for pair in p.engine.in_place(p.facts, p.knobs))
         return frozenset(
             pair
@@ -137,15 +139,15 @@ class Plan:
 
 
 def _together(notes: Sequence[frozenset[NoteT]]) -> frozenset[NoteT]:
-    """Notes of parts as those of their plan."""
+    """Notes of a plan whose parts have these notes."""
     missing = {note for note in _OF_ALL if not all(note in of for of in notes)}
     return frozenset(note for of in notes for note in of if note not in missing)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Result of one heuristic mode: its plans, and every answer on the way. regions: what decided which matches are
-    fused, in words; empty where no pattern matches."""
+    """Plans of one heuristic mode, and the answers of engines. uncovered: nodes that no engine runs. regions: why these
+    matches are fused, as text; empty if no pattern matches."""
 
     mode: heur_mode
     plans: tuple[Plan, ...]
@@ -155,9 +157,10 @@ class Proposal:
 
 
 def matches(graph: FrozenGraph, registry: Registry) -> tuple[tuple[Region, ...], tuple[Declined, ...]]:
-    """Every match of every pattern, those of patterns that are asked last behind the others, and of each kind those of
-    most nodes first; and those without facts.
-    Of matches with the same nodes and facts the first pattern's is kept."""
+    """Matches of all patterns as regions, and the matches without facts.
+
+    Regions of patterns with `last` come after the others; otherwise those with most nodes come first. Of matches with
+    the same nodes and facts, the first pattern's is kept."""
     found = [m for pattern in registry.patterns for m in _found(pattern, graph, registry.origins)]
     distinct = {(m.subgraph.node_ids, m.facts): m for m in reversed(found) if isinstance(m, Region)}
     regions = sorted(reversed(distinct.values()), key=lambda r: (r.last, -len(r.subgraph.node_ids)))
@@ -183,16 +186,15 @@ def propose(
     last: Collection[str] = (),
     off: Collection[str] = (),
 ) -> Proposal:
-    """Plans of one mode, best first. origins: of engines that the caller did not pass, by id: what goes wrong in one of
-    these leaves it out. last: names of engines that are asked about nodes alone that no engine of another pattern
-    takes, in whatever mode. off: of those that are not asked at all, as their setting says.
+    """Plans of one mode, best first. origins: of engines that the caller did not pass, by id; if one of these fails, it
+    is not used. last: names of engines that are queried only for nodes that no engine of another pattern accepts, in
+    every mode. off: names of engines that a setting turns off.
 
-    Matched regions go to the engines of their facts, those that together save most bytes (``cover``); several patterns
-    may have a region of the same nodes, each with engines of its own, which are all asked in mode B and where `ranking`
-    has an entry of the family. What is left goes to engines that run any
-    subgraph. Where these do not take it, regions are chosen anew, by the number of nodes that they have before bytes.
-    Which engine of a region comes first `ranking` says, else the order of `engines`. Of an
-    engine's knobs, tuned ones come first. Alternatives differ from the best plan in one region.
+    Engines of their facts run the matched regions that together save most bytes (``cover``). Several patterns may have
+    a region of the same nodes, for different engines. All these engines are queried in mode B and if `ranking` has an
+    entry of the family. Engines that run any subgraph run the other nodes. If there are none for these, regions are
+    chosen again, by their number of nodes first and by bytes second. The engines of a region are ordered by `ranking`,
+    else as in `engines`. Tuned knobs of an engine come first. Alternatives differ from the best plan in one region.
     """
 
     def ask(region: Region, some: Sequence[Engine]) -> list[Part]:
@@ -208,7 +210,7 @@ def propose(
 
     @cache
     def taker(nodes: Subgraph, pattern: str) -> str | None:
-        """The first engine that takes nodes as those of another pattern."""
+        """The first engine that accepts these nodes as a region of another pattern; None if there is none."""
         for region in regions:
             for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
                 knows = e.name not in last and e.facts is not Subgraph and isinstance(region.facts, e.facts)
@@ -222,11 +224,12 @@ def propose(
 
     @cache
     def fused(nodes: Subgraph) -> list[Part]:
-        """Parts that run nodes of a region as one, best first; none where no engine of its facts does. Several patterns
-        may have a region of these nodes, each with engines of its own."""
+        """Parts that run the nodes of a region together, best first; empty if no engine of its facts accepts them.
+
+        Several patterns may have a region of these nodes, for different engines."""
         found = [r for r in regions if r.subgraph == nodes]
-        # Asking takes time: a library compiles to know whether it can. Those of the first pattern do, unless the table
-        # has another engine before them, or many plans are wanted.
+        # Queries take time: a library compiles to find out whether it can run a region. The first pattern's engines are
+        # enough, unless the table ranks another engine before them, or mode B requests many plans.
         order, options = rank(found[0], device, ranking), list[Part]()
         for region in found:
             if mode is heur_mode.B or not order.is_first_of({part.engine.name for part in options}):
@@ -278,7 +281,7 @@ def _chosen_why(chosen: cover.Cover, matches: int, most_nodes: bool) -> str:
 
 
 def facts_for(engine: Engine, region: Region) -> object | None:
-    """Facts that `engine` looks at in `region`: the pattern's, or the bare subgraph; None if it serves neither."""
+    """Facts of `region` that `engine` serves: the pattern's, or the subgraph; None if it serves neither."""
     if isinstance(region.facts, engine.facts):
         return region.facts
     return region.subgraph if engine.facts is Subgraph else None
@@ -293,7 +296,7 @@ def answered(
     origins: Mapping[int, Origin],
     verdicts: list[Verdict],
 ) -> list[Part]:
-    """Parts that the engine runs the region as, best first. Its answer goes to `verdicts`."""
+    """Parts for the region with each of the engine's knobs, best first. Its answer is appended to `verdicts`."""
     facts = facts_for(engine, region)
     if facts is None:
         return []
@@ -314,14 +317,14 @@ def answered(
 
 
 def declined(engine: Engine, facts: object, about: Subgraph, device: Device) -> No | None:
-    """The engine's first reason against the facts of some nodes; None if it takes them."""
+    """The engine's first reason to decline the facts of some nodes; None if it accepts them."""
     undeclared = engine.serves.why_not(about)
     return No(undeclared) if undeclared else guard.call(engine, about, "why_not", engine.why_not, facts, device)
 
 
 def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph, ...] | None:
-    """`regions` and a subgraph for each node outside them, in an order in which each comes after
-    what it needs; None if two regions need each other."""
+    """`regions` and a subgraph for each other node, each after those that it depends on; None if their dependencies
+    form a cycle."""
     inside = {i for region in regions for i in region.node_ids}
     blocks = [*regions, *(Subgraph(graph, (i,)) for i in range(len(graph.nodes)) if i not in inside)]
     owner = {i: n for n, block in enumerate(blocks) for i in block.node_ids}
@@ -331,7 +334,7 @@ def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph,
         sorter.prepare()
     except graphlib.CycleError:
         return None
-    ready: list[tuple[int, int]] = []  # the block whose first node comes first is the first
+    ready: list[tuple[int, int]] = []  # a heap by the number of each block's first node
     order: list[Subgraph] = []
     while sorter.is_active():
         for n in sorter.get_ready():
@@ -343,7 +346,7 @@ def schedule(graph: FrozenGraph, regions: Sequence[Subgraph]) -> tuple[Subgraph,
 
 
 def blocks(graph: FrozenGraph, fused: Sequence[Subgraph]) -> Iterator[Subgraph]:
-    """`fused` and the rest, in an order in which they can run; neighbours of the rest are joined into one."""
+    """`fused` and subgraphs of the other nodes in running order. Consecutive other nodes are one subgraph."""
     run: list[int] = []
     together = set(fused)
     for subgraph in schedule(graph, fused):
@@ -369,8 +372,9 @@ def _alternatives(graph: FrozenGraph, table: Sequence[Sequence[Part]], device: D
 def assemble(
     graph: FrozenGraph, parts: Sequence[Part], device: Device, workspaces: Sequence[int] | None = None
 ) -> Plan:
-    """The plan that runs `parts` in order: checked, with its workspace laid out. workspaces: bytes of each part's own,
-    once it is prepared; None for those of the outlines."""
+    """The plan that runs `parts` in order, checked and with offsets in its workspace.
+
+    workspaces: bytes of each part's scratch memory once it is prepared; None for those of the outlines."""
     subgraphs = [part.region.subgraph for part in parts]
     verify.check_partition(graph, subgraphs)
     sizes = [part.outline.workspace_bytes for part in parts] if workspaces is None else workspaces
@@ -384,11 +388,14 @@ def named(
     device: Device,
     knobs: Sequence[Callable[[Region], object]],
 ) -> Plan:
-    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order. knobs: those for a region,
-    which it is asked for once the region is known; they may raise GraphNotSupportedError.
+    """The plan that uses exactly `engines` with `knobs`, one pair per part in running order.
 
-    Where these engines run several partitions of the graph, it is the one that saves most bytes: first of regions that
-    engines of their facts run, as ``propose`` has them; then of all regions, as engines of any subgraph run them too.
+    knobs: functions that return the knobs for a region; they may raise GraphNotSupportedError. Raises
+    GraphNotSupportedError if the engines cannot run the graph.
+
+    If these engines can run several partitions of the graph, the one that saves most bytes is chosen. Partitions into
+    regions that engines of their facts run (as in ``propose``) come first, then those into any regions, which engines
+    of any subgraph can run, too.
     """
     unique = list(dict.fromkeys(engines))
 
@@ -420,14 +427,14 @@ def named(
 
 
 def _partitions(graph: FrozenGraph, regions: Sequence[Region]) -> Iterator[list[Region]]:
-    """Ways to cut the graph into some of `regions` and what is left, in running order; those that save most first."""
+    """Partitions of the graph into some of `regions` and other nodes, in running order; those that save most first."""
     for chosen in cover.ranked(graph, [r.subgraph for r in regions]):
         fused = {regions[n].subgraph: regions[n] for n in chosen}
         yield [fused.get(b) or Region("", b, b) for b in blocks(graph, [*fused])]
 
 
 def _check_knobs(part: Part, device: Device) -> None:
-    """GraphNotSupportedError unless the part can have its knobs."""
+    """Raises GraphNotSupportedError if the part's knobs are illegal."""
     no = guard.call(part.engine, part.region.subgraph, "illegal", part.engine.illegal, part.facts, part.knobs, device)
     if no is not None:
         raise GraphNotSupportedError(f"engine {part.engine.name!r} cannot use {part.knobs}: {no}")
@@ -435,13 +442,13 @@ def _check_knobs(part: Part, device: Device) -> None:
 
 
 def unmatched(graph: FrozenGraph, regions: Sequence[Region], declined: Sequence[Declined]) -> tuple[int, ...]:
-    """The nodes that no pattern matches, not even where its facts then say no."""
+    """Nodes that are in no match, with or without facts."""
     found = {i for m in (*regions, *declined) for i in m.subgraph.node_ids}
     return tuple(i for i in range(len(graph.nodes)) if i not in found)
 
 
 def refusals(proposal: Proposal) -> list[str]:
-    """Each engine's reason against, and the nodes that nothing took, a line each."""
+    """Lines with each engine's reason to decline a region, and the nodes that no engine runs."""
     lines = [f"  {v.engine}: {v.why} [{_what(v.region)}]" for v in proposal.verdicts if v.why is not None]
     if proposal.uncovered:
         lines.append(f"  no engine of mode {proposal.mode.name} takes {', '.join(proposal.uncovered)}")
@@ -456,12 +463,14 @@ def _what(region: Region) -> str:
 def _layout(
     graph: FrozenGraph, parts: Sequence[Subgraph], sizes: Sequence[int]
 ) -> tuple[dict[TensorId, int], tuple[int, ...], int]:
-    """Offsets of tensors between parts and of the parts' scratch memory: what is not in use at once shares memory
-    (``workspace``), beside the tensors whose place is fixed. sizes: bytes of the parts' own memory."""
+    """Offsets of tensors between parts, offsets of the parts' scratch memory, and the size of the workspace.
+
+    Blocks that are not in use at the same time share memory (``workspace``). They follow the tensors whose offset is
+    fixed. sizes: bytes of the parts' scratch memory."""
     placed = {t.id: t.workspace for t in graph.tensors if t.workspace is not None and t.id in graph.producer}
     floor = max((graph.tensors[t].nbytes + at for t, at in placed.items()), default=0)
     where = {i: n for n, part in enumerate(parts) for i in part.node_ids}
-    wanted: list[tuple[workspace.Block, TensorId | None]] = []  # a tensor's, or a part's scratch memory
+    wanted: list[tuple[workspace.Block, TensorId | None]] = []  # with the tensor; None for a part's scratch memory
     for n, part in enumerate(parts):
         for t in part.outputs:
             if graph.tensors[t].virtual:

@@ -1,4 +1,4 @@
-"""The plans of one graph: proposing, deselecting, preparing and running them. `pygraph` has one planner."""
+"""``Planner``: proposes, deselects, prepares and runs the plans of one graph. `pygraph` has one planner."""
 
 import copy
 import dataclasses
@@ -39,14 +39,16 @@ from graphfuse.runtime.variant_pack import Binder
 from graphfuse.tuned_tables import store
 
 UNPREPARED = (GraphNotSupportedError, KernelCompileError)
-"""Errors of ``Engine.prepare`` that say that a plan cannot be had here."""
+"""Errors of ``Engine.prepare`` after which a plan is skipped, as it cannot be prepared here."""
 
 _DEPENDENT_LAUNCH_SM = 90
 
 
 class Planner:
-    """Plans of one lowered graph on one device. handle: as users give it, for where work goes. target: what device to
-    plan for, None for the handle's. cache: of kernels, the user's; None for none."""
+    """Plans of one lowered graph on one device.
+
+    handle: the user's; it sets the stream. target: the device to plan for, None for the handle's. cache: the user's
+    kernel cache, or None."""
 
     def __init__(
         self,
@@ -58,50 +60,51 @@ class Planner:
         cache: KernelCache | None = None,
     ):
         self.handle = handle
-        # To users the emulator is an engine by name; to planning it is a device, for which all engines are asked.
+        # Users name the emulator as an engine. In planning it is a device, for which all engines are queried.
         self.device = devices.chosen(target, _given(handle, str(EMULATOR) in engines))
         self._code_of: CodeOf = kernels.compiled if cache is None else cache.finding(kernels.compiled)
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
-        """The stream that work goes to where execute is given no handle."""
+        """Returns the stream to run on if execute is given no handle."""
         self._deselected = Deselected()
         self._begin(graph)
 
     def _begin(self, graph: FrozenGraph) -> None:
-        """Takes all that a planner keeps of a graph before it is planned, and no more."""
+        """Sets all attributes that depend on the graph, to their values before planning."""
         self.graph = lower(graph)
         self.regions, self.declined = plan.matches(self.graph, self.registry)
         self.proposals: list[Proposal] = []
         self.plans: list[Plan] = []
         self.running: Executable | NotBuilt = NotBuilt()
-        """The selected plan if it is built, else a stand-in that runs nothing. Execute tries its fast path first."""
+        """The selected plan if it is built, else a placeholder that runs nothing. Execute tries its fast path first."""
         self.chosen: int | None = None
         """Index of the plan that execute runs."""
         self._pinned: int | None = None
         self._executables: dict[int, Executable | NotBuilt] = {}
-        self._codes: dict[int, tuple[Code, ...]] = {}  # of what was built
+        self._codes: dict[int, tuple[Code, ...]] = {}  # of built plans
         self.asked = AskedEngines(self.graph, self.regions, self.device, self.registry, self._sound_engines)
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
     def like(self, graph: FrozenGraph) -> "Planner":
-        """A planner of a graph that differs in shapes alone: for the same device, with the same plug-ins and what is
-        deselected by now. It has no plans yet."""
+        """A planner without plans, for a graph that differs only in shapes.
+
+        It has the same device, plug-ins and deselections."""
         made = copy.copy(self)
         made._begin(graph)
         return made
 
     def _choose(self, index: int | None) -> None:
-        """Execute the plan with this index from now on; None for none."""
+        """Select the plan with this index for execute; None selects none."""
         self.chosen, self.running = index, self._executables.get(index) or NotBuilt()
 
     @property
     def left_out(self) -> list[str]:
-        """Why installed plug-ins are not used, a line each; what they did not say about a region (``Verdict``)."""
+        """Why installed plug-ins are not used at all, a line each. Verdicts have reasons that concern one region."""
         return [*self._deselected.failed.values(), *plugins.left_out()]
 
     def create(self, modes: Sequence[heur_mode]) -> None:
-        """Plans of every mode, in the order of the modes and without repeats."""
+        """Make the plans of every mode, in the order of the modes and without repeats."""
         engines = self._sound_engines()
         known, tunings = self.registry, store.tunings(engines, self.device)
         about = {"origins": known.origins, "last": known.last, "off": known.off}
@@ -115,7 +118,7 @@ class Planner:
             raise GraphNotSupportedError(self.no_plan("no engine can run it"))
 
     def _sound_engines(self) -> list[Engine]:
-        """Engines that can be asked: none that has failed, or whose table of tuned knobs cannot be read."""
+        """Engines that can be used: those that have not failed, and whose table of tuned knobs can be read."""
         for engine in self.registry.engines:
             try:
                 guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
@@ -124,7 +127,7 @@ class Planner:
         return [e for e in self.registry.engines if e.name not in self._deselected.failed]
 
     def _leave_out(self, engine: Engine, error: Exception) -> None:
-        """Do without an installed engine that failed; of any other the error is raised."""
+        """Exclude an installed engine that failed; for any other engine, raise the error."""
         why = str(guard.left_out(engine, error, self.registry.origins))
         with self._lock:  # plans are built in several threads
             self._deselected = dataclasses.replace(
@@ -132,7 +135,7 @@ class Planner:
             )
 
     def append(self, engine: object, knobs: object) -> int:
-        """Add the plan that an engine and its knobs name; its index is returned."""
+        """Add the plan with this engine and these knobs. Returns its index."""
         self.plans.append(self.asked.plan(engine, knobs))
         return len(self.plans) - 1
 
@@ -154,11 +157,11 @@ class Planner:
         self._deselect(workspace=limit)
 
     def bar_notes(self, notes: Sequence[behavior_note | numerical_note], wanted: bool) -> None:
-        """Bar plans that lack one of these notes if they are wanted, else those that have one."""
+        """Bar plans that lack one of these notes if wanted is True, plans that have one if it is False."""
         self._deselect(notes=(*self._deselected.notes, *((note, wanted) for note in notes)))
 
     def _deselect(self, **changed: object) -> None:
-        """Deselect. A plan that was built before it was barred needs another choice."""
+        """Add conditions, as in ``Deselected``. Built plans that these exclude count as not built."""
         self._deselected = dataclasses.replace(self._deselected, **changed)
         with self._lock:
             self._executables = {i: e for i, e in self._executables.items() if not self.barred(self.plans[i])}
@@ -166,7 +169,7 @@ class Planner:
             self._choose(None)
 
     def barred(self, p: Plan) -> str | None:
-        """Why a plan may not be used, or could not be when it was last tried; or None."""
+        """Why a plan is deselected, or could not be prepared when it was last tried; None if neither."""
         return self._deselected.against(p) or self._failed.get(p.name)
 
     def check_support(self) -> None:
@@ -176,9 +179,11 @@ class Planner:
             raise GraphNotSupportedError(self.no_plan("every plan is deselected or cannot be prepared"))
 
     def build(self, policy: build_plan_policy) -> None:
-        """Build the first plan that can be prepared, or all that can, and select the first. Where none can, raises the
-        error of the only plan, or GraphNotSupportedError with each plan's reason. A plan that is pinned is the only
-        one."""
+        """Build the first plan that can be prepared, or all that can, and select the first. A pinned plan is the only
+        one that is tried.
+
+        If none can be prepared, raises the error of the only plan, or GraphNotSupportedError with each plan's reason.
+        """
         if self._pinned is not None:
             return self.build_at(self._pinned)
         usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
@@ -203,13 +208,13 @@ class Planner:
                 rest = [*left]
                 errors |= zip(rest, pool.map(self._tried, rest), strict=True)
         for index, error in errors.items():
-            # A fault of an engine, which nobody would hear of; of a plug-in that is left out they have.
+            # Without this warning, users would not see the engine's fault. For excluded plug-ins they had another one.
             if isinstance(error, KernelCompileError) and not self._deselected.against(self.plans[index]):
                 warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
         self._choose(first)
 
     def _tried(self, index: int) -> Exception | None:
-        """Build a plan; the error if it cannot be prepared, or an installed plug-in fails, which bars its plans."""
+        """Build a plan. Returns the error if it cannot be prepared, or if an installed plug-in fails, which bars it."""
         if self._deselected.against(self.plans[index]):
             return PluginError(self._deselected.against(self.plans[index]))
         try:
@@ -228,7 +233,7 @@ class Planner:
         self._choose(index)
 
     def pin(self, index: int) -> None:
-        """Have `build` build this plan alone."""
+        """Make ``build`` build this plan alone."""
         self._refuse_deselected(index, self.at(index))
         self._pinned = index
         self._choose(index if index in self._executables else None)
@@ -247,7 +252,7 @@ class Planner:
         return self.chosen
 
     def adopt(self, p: Plan) -> Plan:
-        """Build a plan and select it; one with the same engines and knobs gives it its place. Returns it as built."""
+        """Build a plan and select it; it replaces a plan with the same engines and knobs. Returns the built plan."""
         index = next((i for i, known in enumerate(self.plans) if known.name == p.name), len(self.plans))
         self.plans[index : index + 1] = [p]
         self._build(index)
@@ -255,7 +260,9 @@ class Planner:
         return self.plans[index]
 
     def recorded(self) -> tuple[tuple[Recipe, ...], int, tuple[Code, ...]]:
-        """The built plans, which of them execute runs, and their kernels; GraphStateError where it runs none."""
+        """Recipes of the built plans, the place of the selected one among them, and their kernels.
+
+        Raises GraphStateError if no plan is selected."""
         chosen = self.selected()
         with self._lock:
             built = sorted(self._executables)
@@ -263,8 +270,10 @@ class Planner:
         return tuple(recipe.of(p, self.regions) for p in plans), built.index(chosen), tuple(codes)
 
     def restore(self, recipes: Sequence[Recipe], selected: int, codes: Codes | None) -> None:
-        """Build the plans of these recipes, in place of planning, and select one. codes: their kernels, None to compile
-        them. SerializedError where a recipe does not fit what is here, or a kernel is missing."""
+        """Build the plans of these recipes, instead of planning, and select one.
+
+        codes: their kernels, None to compile them. Raises SerializedError if a recipe does not fit the graph or the
+        installed plug-ins, or if a kernel is missing."""
         engines = self.registry.engines
         self.plans = [recipe.rebuild(r, self.graph, self.regions, engines, self.device) for r in recipes]
         for index in range(len(self.plans)):
@@ -299,13 +308,13 @@ class Planner:
                 self._failed.pop(p.name, None)
 
     def _executable(self, p: Plan, prepared: Sequence[Prepared]) -> Executable:
-        """The executable of a plan, of the work of whose parts `prepared` is."""
+        """The executable of a plan. prepared: the work of its parts."""
 
         @functools.cache
         def parts(dependent: bool) -> list[fastcall.FrozenPart]:
             return [fastcall.FrozenPart(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
 
-        parts(False)  # what the device refuses is said now
+        parts(False)  # so that errors of the device are raised now
         return Executable(
             self.graph,
             parts,
@@ -314,7 +323,7 @@ class Planner:
         )
 
     def binder(self, p: Plan) -> Binder:
-        """Object that finds and checks the buffers of a plan."""
+        """The object that finds and checks the buffers of a plan."""
         return Binder(self.graph, self.device, p.workspace_bytes, p.in_place, p.placed)
 
     def _prepared(self, part: Part, code_of: CodeOf) -> Prepared:
@@ -325,7 +334,7 @@ class Planner:
             raise
 
     def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
-        """Why a plan cannot be started by programmatic dependent launch, or None."""
+        """Why a plan cannot be started by programmatic dependent launch; None if it can."""
         what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
         if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
             found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
@@ -341,16 +350,17 @@ class Planner:
     def run(
         self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool, check
     ) -> None:
-        """Run a plan of this graph, whatever its shapes. check: called with a pack unless one like it was accepted
-        before; raises."""
+        """Run a plan of this graph, possibly for other shapes.
+
+        check: called with the pack unless one like it was accepted before; raises for a wrong one."""
         stream = self.stream() if handle is None else self.stream_of(handle)
         if not executable.run(variant_pack, workspace, stream, dependent):
             check(variant_pack)
             executable.accept(variant_pack, workspace, stream, dependent)
-            self.stream = stream_getter(self.device, self.handle)  # a faster one, as torch may use CUDA by now
+            self.stream = stream_getter(self.device, self.handle)  # there is a faster getter once torch uses CUDA
 
     def stream_of(self, handle: object) -> int:
-        """The stream that work goes to with this handle. Errors as of ``stream_on``."""
+        """The stream to run on with this handle. Errors as in ``stream_on``."""
         return stream_on(self.device, handle)
 
     def bind(self, executable: Executable, variant_pack: Mapping, workspace: object, handle, dependent: bool) -> Bound:
@@ -359,8 +369,9 @@ class Planner:
         return Bound(executable.bind(variant_pack, workspace, dependent), variant_pack, workspace, stream)
 
     def executable(self, index: int | None = None) -> Executable:
-        """A built plan's, the selected one's if index is None; GraphStateError if it is not built, DeviceError if it is
-        for a device that is not here."""
+        """The executable of a built plan, of the selected one if index is None.
+
+        Raises GraphStateError if the plan is not built, DeviceError if its device is not on this machine."""
         index = self.selected() if index is None else index
         found = self._executables.get(index)
         if found is None:
@@ -371,7 +382,7 @@ class Planner:
         return found
 
     def no_plan(self, what: str) -> str:
-        """Error of a graph without a plan: `what`, and all that engines, patterns and plans have against it."""
+        """Error message for a graph without a plan: `what`, and the reasons of engines, patterns and plans."""
         place = self.device if self.device.here else self.device.described
         lines = [f"graph {self.graph.name!r} on {place}: {what}"]
         for proposal in self.proposals:
@@ -390,7 +401,7 @@ class Planner:
 
 
 def _given(handle, emulated: bool) -> Device | None:
-    """Device that the user says by a handle, or by the emulator's name among the engines; None where there is none."""
+    """Device of the user's handle, or the emulator if the engines have its name; None if neither is given."""
     given = None if handle is None else handles.alive(handle).device
     if not emulated:
         return given

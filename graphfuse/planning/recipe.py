@@ -1,7 +1,7 @@
 """A plan as data: the nodes of each part, the engine and its knobs, and the kernels' machine code.
 
-A recipe has names and numbers. To make a plan of it, patterns match the graph again, and the engine is asked again
-whether it accepts the match and the knobs. Nothing is compiled for that.
+A recipe has names and numbers only. To make a plan of it, patterns match the graph again, and engines check again that
+they accept the match and the knobs. Nothing is compiled for that.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from graphfuse.planning.plan import Part, Plan
 
 @dataclass(frozen=True)
 class PartRecipe:
-    """A part of a plan. nodes: their numbers in the lowered graph. pattern: whose match they are, "" of none. match:
-    which, of the pattern's matches of these nodes. knobs: values by name."""
+    """A part of a plan. nodes: their numbers in the lowered graph. pattern: its name, "" if the nodes are no match.
+    match: the place among the pattern's matches of these nodes. knobs: values by name."""
 
     nodes: tuple[int, ...]
     pattern: str
@@ -32,7 +32,7 @@ class PartRecipe:
     knobs: Mapping[str, object]
 
     def to_data(self) -> dict[str, object]:
-        """Recipe as JSON values. SerializedError for knobs that have no JSON form."""
+        """Recipe as JSON values. Raises SerializedError for knobs that have no JSON form."""
         where = f"engine {self.engine!r}: knob"
         knobs = {name: json_values.encode(f"{where} {name}", value) for name, value in self.knobs.items()}
         return {**vars(self), "nodes": list(self.nodes), "knobs": knobs}
@@ -50,17 +50,17 @@ class PartRecipe:
 
 
 Recipe = tuple[PartRecipe, ...]
-"""Of a plan: its parts in the order in which they run."""
+"""Parts of a plan in running order."""
 
 
 ELF = b"\x7fELF"
-"""Bytes that cubins begin with."""
+"""First bytes of a cubin."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel that is compiled. name: of the source's file. source: SHA-256 of its text, in base 16. cubin: its
-    machine code, empty on the emulator, which keeps libraries of its own."""
+    """A compiled kernel. name: of the source file. entry: name of the kernel's function. source: SHA-256 of the source
+    text, in base 16. cubin: machine code; empty on the emulator, which stores its libraries separately."""
 
     name: str
     entry: str
@@ -74,13 +74,13 @@ class Code:
 
 @dataclass(frozen=True)
 class Codes:
-    """The kernels that came with a serialized graph. made_by: the version of graphfuse that it was made with."""
+    """Kernels of a serialized graph. made_by: the version of graphfuse that serialized it."""
 
     codes: tuple[Code, ...]
     made_by: str
 
     def find(self, source: str, entry: str, name: str, device: Device) -> Code:
-        """The kernel of a source; SerializedError where it is none of these."""
+        """The kernel of a source. Raises SerializedError if the serialized graph does not have it."""
         wanted = Code.of(source, entry, name, b"")
         for code in self.codes:
             if (code.name, code.entry, code.source) == (wanted.name, wanted.entry, wanted.source):
@@ -92,7 +92,7 @@ class Codes:
 
 
 def of(p: Plan, regions: Sequence[Region]) -> Recipe:
-    """The recipe of a plan. regions: the matches that it was made from."""
+    """The recipe of a plan. regions: the matches that the plan was chosen from."""
     return tuple(
         PartRecipe(
             part.region.subgraph.node_ids,
@@ -108,7 +108,7 @@ def of(p: Plan, regions: Sequence[Region]) -> Recipe:
 def rebuild(
     recipe: Recipe, graph: FrozenGraph, regions: Sequence[Region], engines: Sequence[Engine], device: Device
 ) -> Plan:
-    """The plan of a recipe. SerializedError where a part cannot be had here, naming what is missing."""
+    """The plan of a recipe. Raises SerializedError, which names what is missing here for one of its parts."""
     parts = [_part(f"part {n}", one, graph, regions, engines, device) for n, one in enumerate(recipe)]
     return plan.assemble(graph, parts, device)
 
@@ -160,7 +160,7 @@ def _knobs(where: str, engine: Engine, values: Mapping[str, object]) -> object:
         raise SerializedError(f"{where}: {error}") from None
     hints = typing.get_type_hints(type(knobs))
     for name, value in knobs_to_dict(knobs).items():
-        # What a hint does not say plainly is the engine's to refuse.
+        # Engines check knobs of other types (``Engine.illegal``).
         if hints.get(name) in (bool, int, float, str) and type(value) is not hints[name]:
             refuse(f"{where}: engine {engine.name!r}: knob {name}", value, hints[name].__name__)
     return knobs

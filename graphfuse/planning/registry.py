@@ -1,12 +1,12 @@
 """The registry of patterns and engines: the caller's, the first-party ones, and those of installed packages.
 
-Some first-party engines are those of libraries (``graphfuse.engines.LIBRARIES``). The environment may leave them out.
-Patterns that are there for them alone come with them.
+Some first-party engines call libraries (``graphfuse.engines.LIBRARIES``). A setting turns them off, and with them the
+patterns that only they use.
 
 A package offers plug-ins by entry points in the groups ``graphfuse.engines`` and ``graphfuse.patterns``. Each names an
 Engine or Pattern object, or a tuple of them. Importing a module registers nothing.
 
-A faulty installed plug-in is left out, with a warning. `listed` has the state of each.
+A faulty installed plug-in is not used, and there is a warning. `listed` has the state of each.
 """
 
 import functools
@@ -23,7 +23,7 @@ from graphfuse.contract.match import Pattern
 from graphfuse.contract.served import Served
 
 LOADED, LEFT_OUT, OFF = "loaded", "left out", "off"
-"""States of an installed plug-in. Off: not loaded, as GRAPHFUSE_PLUGINS says."""
+"""States of an installed plug-in. Off: GRAPHFUSE_PLUGINS turns plug-ins off, so it was not loaded."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ FIRST_PARTY = Origin("graphfuse", "")
 
 @dataclass(frozen=True)
 class Listed:
-    """An installed plug-in, as users see it. kind: "pattern" or "engine". name: its own, or its entry point's where it
-    was not loaded. state: LOADED, LEFT_OUT or OFF. error: why it was left out."""
+    """An installed plug-in and its state. kind: "pattern" or "engine". name: its own, or its entry point's if it was
+    not loaded. state: LOADED, LEFT_OUT or OFF. error: why it was left out."""
 
     kind: str
     name: str
@@ -55,9 +55,9 @@ class Listed:
 
 @dataclass(frozen=True)
 class Registry:
-    """Patterns and engines that planning may use, in order of preference. origins: where what the caller did not pass
-    comes from, by id. listed: the installed plug-ins. last: names of engines that are asked about nodes alone that no
-    engine of another pattern takes. off: of those that the environment turns off."""
+    """Patterns and engines that planning may use, in order of preference. origins: of those that the caller did not
+    pass, by id. listed: the installed plug-ins. last: names of engines that are queried only for nodes that no engine
+    of another pattern accepts. off: names of engines that the environment turns off."""
 
     patterns: tuple[Pattern, ...]
     engines: tuple[Engine, ...]
@@ -68,8 +68,8 @@ class Registry:
 
 
 def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) -> Registry:
-    """The registry for one graph: objects given here come first; if names are given, only
-    they (and the objects) are kept. An object that is also installed is one plug-in, the caller's."""
+    """The registry for one graph. Objects given here come first. If names are given, only these and the objects are
+    kept. An object that is also installed counts once, as the caller's."""
     from graphfuse.engines import ALL
 
     known = installed()
@@ -84,40 +84,41 @@ def registry(patterns: Iterable[object] = (), engines: Iterable[object] = ()) ->
 
 
 def installed() -> Registry:
-    """First-party patterns and engines, then those of installed packages by entry-point name. Never raises for what is
-    wrong with one of these; SettingError for a GRAPHFUSE_PLUGINS that is none."""
+    """First-party patterns and engines, then those of installed packages by entry-point name.
+
+    Faulty plug-ins raise no error. Raises SettingError for an invalid setting, such as of GRAPHFUSE_PLUGINS."""
     return _installed(settings.plugins(), settings.cudnn())
 
 
 def _patterns_of(engines: Iterable[Engine]) -> tuple[Pattern, ...]:
-    """The first-party patterns that are there for some engines alone."""
+    """The first-party patterns that only these engines use."""
     from graphfuse.patterns import OF_ENGINES
 
     return tuple(pattern for engine in engines for pattern in OF_ENGINES.get(engine.name, ()))
 
 
 def listed() -> tuple[Listed, ...]:
-    """The installed plug-ins, in the order in which they are preferred, with what became of each."""
+    """The installed plug-ins and their states, in order of preference."""
     return installed().listed
 
 
 def left_out() -> list[str]:
-    """A line for each installed plug-in that was left out, which says why."""
+    """Why each faulty installed plug-in was left out, a line each."""
     return [one.error or one.name for one in listed() if one.state == LEFT_OUT]
 
 
 def origin(item: object) -> Origin | None:
-    """Origin of an installed pattern or engine; None for any other, and before any was loaded."""
+    """Origin of an installed pattern or engine; None for any other, and for all before the first are loaded."""
     return _origins.get(id(item))
 
 
 def said(error: BaseException) -> str:
-    """An exception in words, on one line: its class and what it says."""
+    """An exception as text on one line: its class and message."""
     return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
 def shown(value: object) -> str:
-    """A value of a plug-in as text, whatever its repr does."""
+    """A value of a plug-in as text, even if its repr raises."""
     try:
         return repr(value)
     except (Exception, SystemExit):
@@ -125,15 +126,15 @@ def shown(value: object) -> str:
 
 
 def forget() -> None:
-    """Look for installed packages anew when they are next asked for."""
+    """Clear the caches, so that installed packages are read again at the next use."""
     _installed.cache_clear()
     _origins.clear()
 
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """One of the two things that plug-ins are. of: its class. fields: the type of each attribute that planning reads
-    outside of guarded calls."""
+    """One of the two kinds of plug-ins. of: its class. fields: types of each attribute that planning reads outside of
+    guarded calls."""
 
     name: str
     of: type
@@ -141,7 +142,7 @@ class _Kind:
     fields: Mapping[str, tuple[type, ...]]
 
     def fault(self, item: object) -> str | None:
-        """Fault of a pattern's or engine's data."""
+        """Fault of a pattern's or engine's attributes; None if there is none."""
         for name, accepted in self.fields.items():
             try:
                 value = getattr(item, name, None)
@@ -162,12 +163,13 @@ _ENGINES = _Kind(
 
 
 _origins: dict[int, Origin] = {}
-"""Of all that was loaded, by id: `_installed` keeps the objects."""
+"""Origins of all loaded plug-ins, by id. `_installed` keeps the objects alive."""
 
 
 @functools.cache
 def _installed(wanted: bool, libraries: bool | None) -> Registry:
-    """libraries: whether those are asked first or last, True and None, or not at all."""
+    """Registry of all plug-ins. wanted: whether to load installed ones. libraries: True if engines of libraries are
+    used like others, None if they are queried last (``Registry.last``), False if they are off."""
     from graphfuse import engines, patterns
 
     known = {_PATTERNS: (*patterns.ALL, *_patterns_of(engines.ALL)), _ENGINES: engines.ALL}
@@ -202,7 +204,7 @@ def _installed(wanted: bool, libraries: bool | None) -> Registry:
 
 
 def _offered() -> Iterator[tuple[_Kind, metadata.EntryPoint, str | None]]:
-    """Entry points of both groups by name; with an error those of a package whose list cannot be read."""
+    """Entry points of both groups by name, and an entry with an error for each package whose list cannot be read."""
     try:
         scanned = metadata.entry_points()  # one scan of all installed packages serves both groups
         offered = [entry for kind in (_PATTERNS, _ENGINES) for entry in scanned.select(group=kind.group)]
@@ -225,12 +227,12 @@ def _origin(entry: metadata.EntryPoint) -> Origin:
     package = entry.dist
     try:
         return Origin(package.name or "a package without a name", package.version or "")
-    except Exception:  # of a package whose metadata cannot be read, or None
+    except Exception:  # its metadata cannot be read, or it is None
         return Origin("a package without metadata", "")
 
 
 def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, str | None]]:
-    """Objects that an entry point names, each with what is wrong with it; None for one that there is not."""
+    """Objects that an entry point names, each with its fault or None. The object is None if it could not be loaded."""
     where = f"entry point {entry.name!r} in {kind.group} ({entry.value})"
     try:
         loaded = entry.load()
@@ -245,7 +247,8 @@ def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, s
 
 
 def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, first_party: tuple = ()) -> tuple:
-    """first_party: what is known by name, whether it is used without being named or not."""
+    """Plug-ins for a graph. wanted: objects and names that the user gave. known: those used without names. first_party:
+    further ones, which are used only if named."""
     objects = tuple({id(w): w for w in wanted if isinstance(w, kind.of)}.values())
     names = [w for w in wanted if isinstance(w, str)]
     for w in wanted:
@@ -275,7 +278,7 @@ def _select(kind: _Kind, registry: Registry, known: tuple, wanted: tuple, first_
 
 
 def _alike(installed: object, given: object) -> bool:
-    """True if both are one plug-in, made twice. First-party engines of one class differ in what they remember alone."""
+    """True if both are the same plug-in, constructed twice. First-party engines of one class differ only in caches."""
     if isinstance(installed, Pattern):
         return installed == given
     if type(installed) is not type(given):

@@ -1,10 +1,10 @@
-"""A built plan for other row counts. It is planned once per class of counts, and compiles only new kernel texts.
+"""A built plan for other row counts. It is planned once per class of counts, and only new kernel sources are compiled.
 
-A class (``row_counts.row_class``) is planned on the first call with one of its counts: with the engines of the
-built plan for the same nodes, and with knobs for the largest count of the class. Kernels do not contain row counts, so
-knobs that were compiled before compile nothing. If every part of such a plan can be started for fewer rows, one plan
-serves the class. A part for one number of rows, such as one of the reference engine, needs a plan per count, with the
-knobs of its class.
+A class (``row_counts.row_class``) is planned at the first call with one of its counts, with the engines of the built
+plan for the same nodes, and with knobs for the largest count of the class. Kernels do not contain row counts, so knobs
+that were compiled before need no compilation. If every part of such a plan can be launched for fewer rows, one plan
+serves the class. If a part is for one number of rows, such as one of the reference engine, there is a plan for each
+count, with the knobs of its class.
 """
 
 import functools
@@ -25,25 +25,25 @@ from graphfuse.runtime.executable import Executable
 from graphfuse.runtime.variant_pack import Binder
 
 SHAPES_KEPT = 256
-"""Of which checks and fast paths are kept, the last used."""
+"""Number of shapes whose checks and fast paths are kept, the last used."""
 
 CLASSES_KEPT = 128
-"""Of which plans are kept, the last used. 1 to 4096 rows are 80 classes."""
+"""Number of classes whose plans are kept, the last used. 1 to 4096 rows are 80 classes."""
 
 
 class Reshaped:
-    """One built plan of a graph for other extents of leading axes. Any number of threads may ask at once.
+    """One built plan of a graph for other extents of leading axes. It is thread-safe.
 
-    recorded: the graph as its user made it, and `built` as it was frozen when the planner was made of it. index: of the
-    plan. It is built.
+    recorded: the graph as its user made it. built: the frozen graph that the planner was made of. index: of the plan,
+    which is built.
     """
 
     def __init__(self, recorded: Recorded, built: ir.FrozenGraph, planner: Planner, index: int):
         self._recorded, self._built, self._planner = recorded, built, planner
         self._plan, self._executable = planner.at(index), planner.executable(index)
         self.executable = functools.lru_cache(maxsize=SHAPES_KEPT)(self._made)
-        """What runs the plan with these overrides. VariantPackError for shapes and strides that are not accepted,
-        GraphNotSupportedError where none of the engines takes them, else errors as of ``Planner.build``."""
+        """Returns the executable of the plan with these overrides. Raises VariantPackError for shapes and strides that
+        are not accepted, GraphNotSupportedError if no engine accepts them, and the errors of ``Planner.build``."""
         self._class = functools.lru_cache(maxsize=CLASSES_KEPT)(self._planned_class)
         self._built_class = functools.lru_cache(maxsize=CLASSES_KEPT)(self._executable_of_class)
 
@@ -57,9 +57,9 @@ class Reshaped:
 
         if frozen.tensors == self._built.tensors:
             return self._executable.on(binder(self._plan))
-        # A count of rows does not say what a virtual reshape makes.
+        # If overrides set the output of a virtual reshape, its shape does not follow from a row count.
         count, largest = self._counted(frozen) if uids <= {t.uid for t in graph.bound} else (0, None)
-        fixed = any(t.workspace is not None for t in graph.tensors)  # at an offset that may follow the count
+        fixed = any(t.workspace is not None for t in graph.tensors)  # its offset may depend on the count
         if largest is not None and not fixed and self._executable.serves_fewer:
             executable, chosen = self._built_class(largest)
             if made := executable.of_fewer(count, row_class(count), graph, binder(chosen)):
@@ -83,11 +83,12 @@ class Reshaped:
         return planner.executable(), chosen
 
     def _counted(self, graph: ir.FrozenGraph) -> tuple[int, Overrides | None]:
-        """Number of positions that the leading axes have together that are counted, as many axes as possible, of the
-        tensors whose extents are not those of the built graph; and these tensors with the largest count of the class.
-        None where there are no rows, and where no axes can be counted."""
+        """The row count, and overrides with the largest count of its class; (0, None) if rows cannot be counted.
+
+        The row count is the product of the leading extents, of as many axes as possible, and is the same for all
+        tensors whose extents differ from the built graph. The overrides have these tensors."""
         changed = [t for t in graph.bound if t.dim != self._built.tensors[t.id].dim]
-        other = 1 + max(extent for t in graph.tensors for extent in t.dim)  # that joins with no extent by chance
+        other = 1 + max(extent for t in graph.tensors for extent in t.dim)  # equals no extent by chance
         for leading in range(min((len(t.dim) for t in changed), default=1) - 1, 0, -1):
             counts, rows = {math.prod(t.dim[:leading]) for t in changed}, [_row(t, leading) for t in changed]
             if len(counts) > 1 or None in rows:
@@ -101,7 +102,7 @@ class Reshaped:
         return 0, None
 
     def _fits(self, overrides: Overrides) -> bool:
-        """True if the graph can have these shapes, and no others are changed by them."""
+        """True if the graph can have these shapes, and shapes of other bound tensors stay as they are."""
         try:
             made = self._graph(overrides)
         except VariantPackError:
@@ -110,8 +111,8 @@ class Reshaped:
         return all(t.dim == self._built.tensors[t.id].dim for t in made.bound if t.uid not in uids)
 
     def _like(self, planner: Planner, model: Plan) -> Plan:
-        """The best plan with the engines of another for the same nodes; where there is none, that with its knobs, too,
-        or the best of all. Of a plan that was named without any mode, its knobs are kept."""
+        """The best plan with the engines of `model` for the same nodes, else the plan with its knobs as well, else the
+        best plan. If `model` was named without any mode, its knobs are kept."""
         modes = [proposal.mode for proposal in self._planner.proposals]
         if not modes:
             return _named(planner, model)
@@ -126,8 +127,9 @@ class Reshaped:
 
 
 def _row(t: ir.FrozenTensor, leading: int) -> int | None:
-    """Elements from one slice to the next, None if no single stride is that. Of one slice what its tensor declares, if
-    slices do not overlap then."""
+    """Stride in elements between slices along the joined leading axes; None if there is no single stride.
+
+    For a single slice, it is the declared stride, if slices would not overlap."""
     found = joined(t.dim, t.stride, leading)
     if found is None or any(extent != 1 for extent in t.dim[:leading]):
         return found
@@ -135,7 +137,7 @@ def _row(t: ir.FrozenTensor, leading: int) -> int | None:
 
 
 def _at(changed: list[ir.FrozenTensor], leading: int, rows: list[int | None], count: int) -> Overrides:
-    """These tensors with so many slices, the counted axes joined to the last of them."""
+    """Overrides of these tensors with `count` slices, all along the last of the leading axes; others have extent 1."""
     ones = leading - 1
     return tuple(
         (t.uid, (*(1,) * ones, count, *t.dim[leading:]), (*(count * row,) * ones, row, *t.stride[leading:]))
@@ -148,7 +150,7 @@ def _recipe(p: Plan) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _alike(planner: Planner, model: Plan) -> Plan | None:
-    """The plan with the engines and knobs of another; None where they are not accepted for this graph."""
+    """The plan with the engines and knobs of `model` for the same nodes; None if this graph does not accept them."""
     try:
         found = _named(planner, model)
     except GraphNotSupportedError:
@@ -157,7 +159,7 @@ def _alike(planner: Planner, model: Plan) -> Plan | None:
 
 
 def _named(planner: Planner, model: Plan) -> Plan:
-    """Plan of the planner's graph with the engines and knobs of another."""
+    """Plan of the planner's graph with the engines and knobs of `model`."""
     engines = [part.engine for part in model.parts]
     knobs = [lambda region, own=part.knobs: own for part in model.parts]
     return plan.named(planner.graph, planner.regions, engines, planner.device, knobs)

@@ -1,7 +1,7 @@
 """A graph with its built plans as bytes: the device, the graph, a recipe for each plan, and its kernels.
 
-There is no pickle in it, and nothing is evaluated. A digest over all bytes must agree first (``sealed``). Then each
-field is checked.
+The bytes contain no pickle, and reading evaluates nothing. A digest over all bytes is checked first (``sealed``), then
+each field.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ class Serialized:
     """Content of the bytes.
 
     made_by: the version of graphfuse.
-    kind, arch, device: for which the plans were made, as of ``Device``; its name is for messages.
-    graph: as of ``graph_json``.
+    kind, arch, device: kind, architecture and name of the device that plans were made for; messages have the name.
+    graph: data in the format of ``graph_json``.
     key: of the frozen graph (``ir.Graph.key``).
-    plans: those that were built.
-    selected: the place among them of the one that execute runs.
-    codes: None where kernels are to be compiled when it is read.
+    plans: the built plans.
+    selected: the place of the selected plan among them.
+    codes: the kernels; None if they are to be compiled when the graph is read.
     """
 
     made_by: str
@@ -42,7 +42,7 @@ class Serialized:
     codes: tuple[Code, ...] | None
 
     def to_bytes(self, key: bytes | None = None) -> bytes:
-        """key: for a digest that only who has it can make."""
+        """The content as bytes with a digest. key: if given, making the digest requires it."""
         kernels = [{"name": c.name, "entry": c.entry, "source": c.source} for c in self.codes or ()]
         plans = [[part.to_data() for part in plan] for plan in self.plans]
         head = {**vars(self), "plans": plans, "codes": None if self.codes is None else kernels}
@@ -51,7 +51,7 @@ class Serialized:
 
     @classmethod
     def from_bytes(cls, blob: bytes, key: bytes | None = None) -> "Serialized":
-        """SerializedError for what is damaged, of another version, or not as it should be."""
+        """The content of bytes. Raises SerializedError for damaged or invalid bytes, and those of another version."""
         where = "the serialized graph"
         head, cubins = sealed.open_sealed(blob, key)
         data = json_values.parse(where, head)
@@ -69,7 +69,7 @@ class Serialized:
         return cls(graph=graph, plans=plans, selected=selected, codes=None if kernels is None else codes, **texts)
 
     def check_device(self, device: Device) -> None:
-        """SerializedError unless the plans were made for such a device."""
+        """Raises SerializedError unless the plans were made for a device of this kind and architecture."""
         if (self.kind, self.arch) != (device.kind, device.arch):
             made, here = _words(self.kind, self.arch, self.device), _words(device.kind, device.arch, device.name)
             raise SerializedError(
@@ -78,7 +78,7 @@ class Serialized:
             )
 
     def check_key(self, key: str) -> None:
-        """SerializedError unless the graph that was read is the one that was planned."""
+        """Raises SerializedError unless the graph that was read has the key of the graph that was planned."""
         if self.key != key:
             raise SerializedError(
                 f"the serialized graph is another one here: graphfuse {self.made_by} inferred {self.key[:16]} of it, "
@@ -98,7 +98,8 @@ def of(
     selected: int,
     codes: Sequence[Code] | None,
 ) -> Serialized:
-    """A graph with plans. lowered: what was planned, whose nodes recipes number. codes: of all plans' kernels."""
+    """Content for a graph with plans. lowered: the planned graph, whose node numbers recipes have. codes: the kernels
+    of all plans."""
     return Serialized(
         made_by=record.version("graphfuse") or "",
         kind=device.kind,

@@ -23,7 +23,7 @@ class Traffic:
 
 
 def nbytes(t: FrozenTensor) -> int:
-    """Bytes of a tensor's elements, each counted once, however often a stride of 0 repeats it; 0 for a scalar."""
+    """Bytes of a tensor's elements. Elements that a stride of 0 repeats count once; scalars passed by value count 0."""
     if t.by_value or t.value is not None:
         return 0
     extents = (e if e == 0 or s else 1 for e, s in zip(t.dim, t.stride, strict=True))
@@ -36,7 +36,7 @@ def of_node(graph: FrozenGraph, node: Node) -> Traffic:
 
 
 def fused(subgraph: Subgraph) -> Traffic:
-    """Traffic of one kernel for all nodes: what they only pass to each other does not move."""
+    """Traffic of one kernel for all nodes, without the tensors that only these nodes use."""
     return _traffic(subgraph.graph, subgraph.inputs, subgraph.outputs)
 
 
@@ -46,5 +46,5 @@ def apart(subgraph: Subgraph) -> Traffic:
 
 
 def _traffic(graph: FrozenGraph, reads: Iterable[TensorId], writes: Iterable[TensorId]) -> Traffic:
-    """Each tensor is read and written once, however many ports it has."""
+    """Traffic that counts each tensor once, even if several ports have it."""
     return Traffic(*(sum(nbytes(graph.tensors[t]) for t in dict.fromkeys(ids)) for ids in (reads, writes)))

@@ -1,15 +1,15 @@
-"""Lays out blocks in a workspace; blocks that are not used at the same time may share memory. Pure."""
+"""Places blocks in a workspace. Blocks that are not used at the same time may share memory. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 256
-"""Bytes that a workspace, and everything placed in it by planning, is aligned to."""
+"""Alignment in bytes of a workspace and of all blocks that planning places in it."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Memory of so many bytes that is in use from the step `first` to the step `last`, both included."""
+    """Memory of `nbytes` bytes that is in use from the step `first` to the step `last`, both included."""
 
     first: int
     last: int
@@ -21,11 +21,11 @@ class Block:
 
 
 def place(blocks: Sequence[Block], floor: int = 0) -> tuple[tuple[int, ...], int]:
-    """Offset of each block, aligned and not below `floor`, and the end of the last: at least `floor`.
+    """Offset of each block, aligned and at least `floor`, and the end of the last block, at least `floor`.
 
-    Blocks that are in use at the same step do not overlap. The smallest size is as hard to find as a knapsack's. Two
-    orders are tried, each block where it fits first: in the order of steps, which is the best for chains, and largest
-    first, which keeps small long-lived blocks from standing in the way. The smaller result is kept, the first if equal.
+    Blocks that are in use at the same step do not overlap. Finding the smallest size is NP-hard, so first fit is tried
+    with two orders: by steps, which is best for chains, and largest first, which prevents fragmentation by small
+    long-lived blocks. The smaller result is returned, the first if equal.
     """
     numbers = range(len(blocks))
     by_step = sorted(numbers, key=lambda n: blocks[n].first)
