@@ -1,1 +1,1 @@
-"""The data that planning ranks by: tuned knobs (entries, their order, their files), and the order of engines."""
+"""Data for ranking plans: tuned knobs (entries, their order, their files), and the order of engines."""

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from graphfuse.files import json_values
 
 ORIGINS = ("measured", "published", "user")
-"""measured: by this project, in a table beside the engine. published: by others, and not
-measured here. user: by this user, in the store."""
+"""measured: by this project, in a table next to the engine's module. published: by others, and not measured by this
+project. user: by this user, in the store."""
 
 _SCALARS = frozenset((bool, int, float, str))
 _Kinds = Mapping[str, tuple[type, ...]]
-"""The types of fields, by name."""
+"""Accepted types of fields, by name."""
 _TEXT_OR_NONE = (str, type(None))
 
 
@@ -20,11 +20,11 @@ _TEXT_OR_NONE = (str, type(None))
 class Source:
     """Origin of entries.
 
-    arch: "sm_90".
-    date: ISO 8601, None where it is not known, as of what others published.
-    versions: of the packages that took part.
-    commit: of this project's sources, with "-dirty" where files were changed; None where they are an installed package
-        or took no part.
+    arch: such as "sm_90".
+    date: ISO 8601; None if it is not known, as for published knobs.
+    versions: of the packages that were used.
+    commit: of this project's sources, with "-dirty" if files were changed; None if they are an installed package or
+        were not used.
     """
 
     origin: str
@@ -36,13 +36,13 @@ class Source:
     commit: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """All, but a commit that is not known."""
+        """JSON of all fields; the commit is omitted if it is None."""
         values = asdict(self)
         return values if self.commit else {name: v for name, v in values.items() if name != "commit"}
 
     @classmethod
     def parse(cls, value: object) -> "Source":
-        """Reads JSON; ValueError says what is wrong."""
+        """Reads JSON. Raises ValueError, which says what is wrong."""
         optional = dict.fromkeys(("date", "driver", "commit"), _TEXT_OR_NONE) | {"versions": (dict,)}
         found = _fields("a source", value, dict.fromkeys(("origin", "device", "arch"), (str,)), optional)
         if found["origin"] not in ORIGINS:
@@ -64,11 +64,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class TunedEntry:
-    """The knobs of one problem class (key and rows as of ``engine.ProblemClass``).
+    """The knobs of one problem class (key and rows as in ``engine.ProblemClass``).
 
-    us: median microseconds of a launch, None if not known.
-    others: what else was timed, fastest first.
-    published: the figures that published knobs were translated from.
+    us: median microseconds of a launch; None if not known.
+    others: other knobs that were timed, fastest first.
+    published: the published figures that the knobs were translated from.
     """
 
     source: Source
@@ -81,19 +81,19 @@ class TunedEntry:
     published: Mapping[str, object] | None = None
 
     def same_class(self, other: "TunedEntry") -> bool:
-        """True if one of the two would take the other's place in a file."""
+        """True if both entries are for the same problem class and device, so that a file keeps only one of them."""
         mine = (self.source.device, self.engine, self.rows, self.key)
         return mine == (other.source.device, other.engine, other.rows, other.key)
 
     def to_json(self) -> dict[str, object]:
-        """JSON of what a problem's entries differ in, but the source; what is not known is left out."""
+        """JSON of the fields in which entries of one problem differ, without the source. Unknown ones are omitted."""
         values = {"rows": self.rows, "knobs": self.knobs, "us": self.us}
         values |= {"others": [asdict(o) for o in self.others], "published": self.published}
         return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
     def parse(cls, value: object, source: Source, engine: str, key: Mapping[str, object]) -> "TunedEntry":
-        """Reads JSON; ValueError says what is wrong."""
+        """Reads JSON. Raises ValueError, which says what is wrong."""
         optional = {"us": (int, float, type(None)), "others": (list,), "published": (dict, type(None))}
         found = _fields("an entry", value, {"rows": (int,), "knobs": (dict,)}, optional)
         if not 1 <= found["rows"] < 1 << 63:
@@ -103,7 +103,7 @@ class TunedEntry:
 
 
 def _fields(where: str, value: object, required: _Kinds, optional: _Kinds) -> dict[str, object]:
-    """The fields of a JSON object, which has no others; values of knobs and microseconds are looked at, too."""
+    """The fields of a JSON object, which must have no others. Values of knobs and microseconds are checked, too."""
     found = {name: json_values.field(where, value, name, *kinds) for name, kinds in required.items()}
     found |= {name: json_values.field(where, value, name, *of) for name, of in optional.items() if name in value}
     json_values.known(f"{where}: a field", [*value], [*required, *optional])

@@ -1,8 +1,8 @@
-"""The order of engines for a region, by the family of what it computes. Data; each entry has its origin.
+"""Table of the order of engines for a region, by the family of its computation. Each entry has its origin.
 
-The first entry that applies decides: for a family of the region, on the device that it was measured on. Engines that it
-does not distinguish keep their order: first those of a pattern's facts, then those that take any nodes, each in order
-of registration. What the caller passes is registered first, and so comes before engines that were measured.
+The first entry for a family of the region decides, if it was measured on the same architecture. Engines that it does
+not distinguish keep their order: first those of a pattern's facts, then those that run any nodes, each in order of
+registration. The caller's engines are registered first, and so come before engines that were measured.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ from graphfuse.tuned_tables.entry import Source
 from graphfuse.tuned_tables.tunings import arch
 
 ANY = "*"
-"""The family of every region."""
+"""Family that contains every region."""
 
 OTHERS = "*"
-"""Stands in an order for all engines that it does not name."""
+"""Placeholder in an order for all engines that it does not name."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,8 @@ class Rank:
     """The order of engines for one family.
 
     family: the name of a pattern, or of an op that the region contains, or ANY. engines: names, and OTHERS once.
-    source: where it was measured; None for a default, which applies to all devices. us: of what was measured, the
-    microseconds of each engine that `engines` names: the geometric mean over the family's problems. ValueError where
-    these do not agree.
+    source: of the measurement; None for a default, which applies to all devices. us: microseconds of each named engine,
+    the geometric mean over the family's problems; empty for a default. Raises ValueError if these do not agree.
     """
 
     family: str
@@ -58,8 +57,9 @@ class Rank:
         return f"{order} ({origin})"
 
     def places(self, engines: Sequence[str]) -> list[int]:
-        """Ranks of engines that are registered in this order; less is before. A measurement says nothing of engines
-        that were not there: those that are registered before all that were, such as the caller's own, stay there."""
+        """Ranks of engines that are registered in this order; smaller ones come first.
+
+        Engines that were not measured but are registered before all that were, such as the caller's, stay first."""
         places: list[int] = []
         for name in engines:
             ahead = self.source is not None and name not in self.engines and all(place < 0 for place in places)
@@ -72,11 +72,11 @@ class Rank:
 
 
 LAST = "reference"
-"""Comes after engines that were not measured."""
+"""Name of the engine that comes after engines that were not measured."""
 
 
 def entry(family: str, us: Mapping[str, float], source: Source) -> Rank:
-    """Rank that measured times give."""
+    """Rank for measured times, fastest first."""
     names = sorted(us, key=us.__getitem__)
     unknown = len(names) - 1 if names[-1] == LAST else len(names)
     return Rank(family, (*names[:unknown], OTHERS, *names[unknown:]), source, us)
@@ -86,7 +86,7 @@ RANKING = (
     *(entry(family, us, Source.parse(measured.SOURCES[place])) for place, family, us in measured.TIMES),
     Rank(ANY, (OTHERS, LAST)),
 )
-"""First-party. It ends with a default for every family."""
+"""The first-party table. Its last entry is a default for every family."""
 
 
 def rank(region: Region, device: Device, table: Iterable[Rank] = RANKING) -> Rank:

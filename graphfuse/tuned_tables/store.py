@@ -1,8 +1,8 @@
-"""The files of tuned knobs: tables beside the engines, and the user's own, one file per device.
+"""The files of tuned knobs: tables next to the engines' modules, and the user's own, one file per device.
 
-A file is JSON: {"version", "sources": [...], "problems": [{"engine", "key", "entries": [...]}]}. Each entry names its
-source by number. An unreadable entry of a user's file is a miss, with one warning. In a first-party table it is a bug
-and raises PluginError.
+A file is JSON: {"version", "sources": [...], "problems": [{"engine", "key", "entries": [...]}]}. Each entry has the
+number of its source. An invalid entry of a user's file is skipped, with one warning. In an engine's table it raises
+PluginError.
 """
 
 import contextlib
@@ -27,20 +27,20 @@ from graphfuse.tuned_tables.entry import Source, TunedEntry
 from graphfuse.tuned_tables.tunings import Tunings, arch
 
 VERSION = 2
-"""Goes up where the form of files changes, or what engines name problems by. Files of another version are not used."""
+"""Version of the file format and of the engines' problem keys. Files of another version are not used."""
 
 generation = 0
-"""Goes up whenever tuned knobs are found to have changed: added by this process, or read from a file that another one
-changed. What was planned in an earlier generation may be planned anew."""
+"""Number that increases when tuned knobs change: by this process, or in a file that another process changed. Plans of
+an earlier generation may be outdated."""
 
 _read: dict[Path, tuple[tuple[int, int, int] | None, tuple[TunedEntry, ...]]] = {}
 _warned: set[Path] = set()
 _PROBLEM = ("engine", "key", "entries")
-_lock = threading.Lock()  # guards the three above
+_lock = threading.Lock()  # guards `generation`, `_read` and `_warned`
 
 
 class _OtherVersion(ValueError):
-    """A file of another version of this library: nothing is known about what it holds."""
+    """Error for a file of another version of this library, whose content is unknown."""
 
     def __init__(self, version: object):
         super().__init__(
@@ -50,7 +50,7 @@ class _OtherVersion(ValueError):
 
 
 def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
-    """All that is known about tuning `engines` on `device`."""
+    """Tuned entries for `engines` on `device`, the user's and the first-party ones."""
     tuned = [e for e in engines if type(e).problem is not Engine.problem]
     if not tuned or not device.runs_kernels:
         return Tunings()
@@ -60,7 +60,7 @@ def tunings(engines: Iterable[Engine], device: Device) -> Tunings:
 def _own(device: Device) -> tuple[TunedEntry, ...]:
     try:
         file = user_file(device)
-    except HomeNotFoundError:  # whoever has none has tuned nothing
+    except HomeNotFoundError:  # without a home folder there is no user's file
         return ()
     entries = read(file)
     if not entries:
@@ -72,18 +72,18 @@ def _own(device: Device) -> tuple[TunedEntry, ...]:
 
 
 def first_party(engine: Engine, device: Device) -> tuple[TunedEntry, ...]:
-    """The table that comes with an engine: NAME.ARCH.json of its name beside its module, if there is one."""
+    """Entries of the table that comes with an engine: NAME.ARCH.json next to its module; empty if there is none."""
     return _beside(type(engine).__module__.rpartition(".")[0], engine.name, arch(device))
 
 
 def user_file(device: Device) -> Path:
-    """File of the user's tuning on such a device."""
+    """Path of the file with the user's tuned knobs for devices of this name."""
     name = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     return settings.tuning_dir() / f"{name or 'device'}.v{VERSION}.json"
 
 
 def read(path: Path) -> tuple[TunedEntry, ...]:
-    """The entries of a user's file, () if there is none. Read again only when it has changed."""
+    """Entries of a user's file, () if there is none. The file is read again only when it has changed."""
     try:
         state = _state(path)
         with _lock:
@@ -106,13 +106,14 @@ def read(path: Path) -> tuple[TunedEntry, ...]:
 
 
 def kept() -> list[KeptFile]:
-    """The user's files. Errors as of ``settings.tuning_dir``."""
+    """The user's files. Errors as in ``settings.tuning_dir``."""
     return files(settings.tuning_dir().glob("*.json"), lambda found: found.st_mtime)
 
 
 def damage(path: Path) -> str | None:
-    """Fault of a user's file, or of the first of its entries that cannot be used; None if there is none.
-    A file of another version of this library is not damaged: that one uses it."""
+    """Fault of a user's file, or of the first of its invalid entries; None if there is none.
+
+    A file of another version of this library counts as sound, as that version uses it."""
     try:
         _, faults = _parse(path.read_bytes())
     except _OtherVersion:
@@ -123,10 +124,10 @@ def damage(path: Path) -> str | None:
 
 
 def add(path: Path, entries: Sequence[TunedEntry]) -> bool:
-    """Put entries into a file, in place of those for the same problem classes; whether they are kept.
+    """Add entries to a file, replacing those for the same problem classes. Returns True if they were stored.
 
-    Safe with any number of processes: each adds to what the others wrote. A file of
-    another version is left as it is. What prevents keeping costs a warning, no more.
+    Processes that add at the same time lose no entries. A file of another version is not changed. If the entries
+    cannot be stored, there is a warning.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +143,7 @@ def add(path: Path, entries: Sequence[TunedEntry]) -> bool:
 
 
 def drop_damage(path: Path) -> None:
-    """Leave in a user's file the entries that can be used, and nothing of it where there are none."""
+    """Remove invalid entries from a user's file, and the file itself if no valid entry remains."""
     with _alone(path):
         try:
             entries, _ = _parse(path.read_bytes())
@@ -157,7 +158,7 @@ def drop_damage(path: Path) -> None:
 
 
 def to_text(entries: Sequence[TunedEntry]) -> str:
-    """The content of a file, one line an entry, in an order that does not depend on when they were added."""
+    """Text of a file with one line per entry, in an order that does not depend on when they were added."""
     sources = sorted({_key(s): s for s in (e.source.to_json() for e in entries)}.values(), key=_key)
     number = {_key(source): i for i, source in enumerate(sources)}
     problems: dict[tuple[str, str], list[TunedEntry]] = {}
@@ -174,7 +175,7 @@ def to_text(entries: Sequence[TunedEntry]) -> str:
 
 
 def parse(text: bytes) -> tuple[TunedEntry, ...]:
-    """The entries of a file that must be sound; ValueError says what is wrong."""
+    """Entries of a file. Raises ValueError, which says what is wrong, if any entry is invalid."""
     entries, faults = _parse(text)
     if faults:
         raise ValueError(faults[0])
@@ -195,7 +196,7 @@ def _beside(package: str, name: str, chip: str) -> tuple[TunedEntry, ...]:
 
 
 def _parse(text: bytes) -> tuple[tuple[TunedEntry, ...], list[str]]:
-    """Entries and what is wrong with the others; ValueError where it is no such file at all."""
+    """Valid entries, and the faults of invalid ones. Raises ValueError if the text is no file of tuned knobs."""
     content = json.loads(text)
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError("it is no file of tuned knobs")
@@ -223,7 +224,7 @@ def _parse(text: bytes) -> tuple[tuple[TunedEntry, ...], list[str]]:
 
 
 def _before(path: Path) -> tuple[TunedEntry, ...]:
-    """Entries of a file that is to be written; damage is written over, another version is not."""
+    """Entries of a file that is to be rewritten. Damage is ignored with a warning; another version raises."""
     try:
         return _parse(path.read_bytes())[0]
     except FileNotFoundError:
@@ -237,11 +238,11 @@ def _before(path: Path) -> tuple[TunedEntry, ...]:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time changes the file. The lock is a file beside it, as the file itself is replaced."""
+    """Locks a file, so that one process at a time changes it. The lock is a second file, as the file is replaced."""
     import fcntl
 
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when closed, also by a process that dies
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, also if the process dies
         yield
 
 
@@ -270,7 +271,7 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 def _warn_of_others(file: Path) -> None:
-    """Warns where nothing of this version is kept of what another version kept in its place."""
+    """Warns of files of other versions for the same device."""
     name, _, _ = file.name.rpartition(f".v{VERSION}.json")
     for other in sorted(file.parent.glob(f"{name}.v*.json")):
         if other != file:

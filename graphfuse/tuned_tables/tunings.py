@@ -1,4 +1,4 @@
-"""How planning ranks tuned knobs before an engine's own proposals. Pure; `store` has the files."""
+"""The order of tuned knobs and an engine's own proposals. Pure functions; `store` has the files."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from graphfuse.contract.engine import Engine, ProblemClass, knobs_from_dict
 from graphfuse.tuned_tables.entry import TunedEntry
 
 HEURISTIC = "heuristic"
-"""What is said of knobs that are the engine's own proposal."""
+"""Origin, as text, of knobs that the engine itself proposed."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Knobs, and in words where they come from."""
+    """Knobs, and their origin as text."""
 
     knobs: object
     why: str
@@ -24,7 +24,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Tunings:
-    """Tuned entries for one device. own: of the user's store. first_party: of the tables beside the engines."""
+    """Tuned entries for one device. own: from the user's file. first_party: from the engines' tables."""
 
     own: tuple[TunedEntry, ...] = ()
     first_party: tuple[TunedEntry, ...] = ()
@@ -32,11 +32,10 @@ class Tunings:
     def ranked(
         self, engine: Engine, facts: object, device: Device, mode: heur_mode, proposed: Sequence[object] = ()
     ) -> tuple[Choice, ...]:
-        """Tuned knobs for the problem, best first: the user's for it, the first-party table's for it, then those for
-        the nearest number of rows. Illegal ones and other engines' are left out. What the engine proposed comes after
-        them.
+        """Legal tuned knobs for the problem, best first, then the knobs that the engine proposed.
 
-        In mode B all that the user's tuning timed comes in its order.
+        The user's knobs for the problem come first, then the first-party table's, then those for the nearest number of
+        rows. In mode B, all knobs that were timed for the problem follow its best ones, fastest first.
         """
         problem = engine.problem(facts)
         if problem is None:
@@ -71,7 +70,7 @@ def arch(device: Device) -> str:
 
 
 def said(entry: TunedEntry) -> str:
-    """Origin of an entry, in words."""
+    """Origin of an entry as text."""
     source = entry.source
     return {
         "measured": f"tuned on {source.device}, measured {source.date}",
@@ -85,7 +84,7 @@ def _apart(entry: TunedEntry, problem: ProblemClass) -> float:
 
 
 def _fitting(engine: Engine, facts: object, values: dict[str, object], device: Device) -> object | None:
-    """The engine's knobs, None if it has others by now or cannot use them here."""
+    """The engine's knobs with these values; None if it has other knobs by now, or they are illegal here."""
     try:
         knobs = knobs_from_dict(engine, values)
     except ValueError:
