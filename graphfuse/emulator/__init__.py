@@ -1,5 +1,5 @@
-"""Runs kernels without a GPU: their source as C++, threads as fibers, the machine's rules checked.
+"""Runs kernels without a GPU: their source is compiled as C++, threads are fibers, and a GPU's rules are checked.
 
-`load` runs kernels in this process, `check` in a program with sanitizers. Weak memory, approximate functions, registers
-and time are not modelled.
+``kernel.load`` runs kernels in this process, ``check.check`` in a program with sanitizers. Weak memory ordering,
+approximate functions, registers and time are not modelled.
 """

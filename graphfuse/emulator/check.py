@@ -1,4 +1,4 @@
-"""Runs a kernel under sanitizers, in a separate program. For tests of engines, here and elsewhere."""
+"""Runs a kernel under sanitizers, in a separate program. It is meant for tests of engines, also of other packages."""
 
 import functools
 import io
@@ -20,17 +20,17 @@ from graphfuse.op_graph.ir import TensorId
 
 SCHEDULES = (FORWARD, REVERSE, 20)
 Name = Hashable
-"""What tells memory apart."""
+"""Key that identifies a piece of memory."""
 _SECONDS = 300
-_REPORT = 6000  # characters of it that an error carries
+_REPORT = 6000  # characters of a sanitizer's report that an error has at most
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a tensor's memory before the kernel runs, from its first to past its last.
+    """A tensor's memory before the kernel runs.
 
-    address: where the kernel gets it; only its last 8 bits count, as alignment does.
-    Tensors whose memory overlaps by these addresses share it.
+    address: its last 8 bits are kept, for the alignment. Tensors share the memory where their addresses overlap.
+    content: all bytes from the tensor's first to its last.
     """
 
     address: int
@@ -46,12 +46,12 @@ def check(
     sanitizers: Build = Build.ADDRESS,
     schedules: Sequence[int] = SCHEDULES,
 ) -> list[dict[TensorId, bytes]]:
-    """Bytes of each tensor's memory afterwards, per schedule.
+    """Bytes of each tensor's memory after the kernel has run, for each schedule.
 
-    Every schedule starts from the given contents, but for what the launch clears. Memory outside the tensors, and the
-    launch's scratch memory (which holds NaN bytes at first) outside its size, is out of
-    bounds. Raises KernelFaultError with the report of the machine or the sanitizers, or what the launch says that it
-    may not (``launch_limits``), and what ``compiler.build`` raises.
+    Every schedule starts with the given contents; memory that the launch clears is zero. Memory outside of the tensors
+    and of the launch's scratch memory (at first bytes of NaN) is out of bounds. Raises KernelFaultError with the report
+    of the machine or the sanitizers, or with a violated limit of launches (``launch_limits``), and the errors of
+    ``compiler.build``.
     """
     one = [{tensor: tensor for tensor in memory}]
     memory = {t: replace(m, content=bytes(len(m.content))) if t in launch.cleared else m for t, m in memory.items()}
@@ -69,11 +69,11 @@ def check_ranks(
     sanitizers: Build = Build.ADDRESS,
     schedules: Sequence[int] = SCHEDULES,
 ) -> list[dict[Name, bytes]]:
-    """Bytes of all memory afterwards, per schedule, of kernels that run on several ranks at the same time.
+    """Bytes of all memory after kernels have run on several ranks at the same time, for each schedule.
 
-    launches: by rank, alike but for constants. calls: by rank its launches, one after another and as many for each,
-    with the memory of their tensors. tables: memory that has addresses, by the memory that these are of. Else as
-    `check`, but that memory and scratch memory are cleared by nobody.
+    launches: one for each rank; they differ only in constants. calls: for each rank its consecutive calls, the same
+    number for all, each with the memory of its tensors. tables: memory that holds addresses, with the names of the
+    memory that these point to. Other arguments and errors are as in `check`. No memory is cleared.
     """
     (launch, *_), ranks = launches, len(launches)
     for each in launches:
@@ -119,7 +119,7 @@ def check_ranks(
 
 
 def _allocations(memory: Mapping[Name, Memory], scratch_bytes: int) -> list[Memory]:
-    """Memory that overlaps joined, in the order of addresses; then the scratch memory."""
+    """Memory in the order of addresses, overlapping pieces joined; then the scratch memory."""
     joined: list[Memory] = []
     for m in sorted(memory.values(), key=lambda m: m.address):
         last = joined[-1] if joined else None
@@ -132,7 +132,7 @@ def _allocations(memory: Mapping[Name, Memory], scratch_bytes: int) -> list[Memo
 
 
 def _place(allocations: Sequence[Memory], m: Memory) -> tuple[int, int]:
-    """(index of the allocation that holds it, byte offset in it)."""
+    """(index of the allocation that contains the memory, byte offset in it)."""
     for index, a in enumerate(allocations[:-1]):
         if a.address <= m.address and m.address + len(m.content) <= a.address + len(a.content):
             return index, m.address - a.address
@@ -140,7 +140,7 @@ def _place(allocations: Sequence[Memory], m: Memory) -> tuple[int, int]:
 
 
 def _value(argument: engine.Argument, launch: engine.Launch, scalars: Mapping[TensorId, float]) -> float:
-    """The number of an argument; 0 for an address, which is only known in the program."""
+    """The number of an argument; 0 for an address, which is known only in the program that runs the kernel."""
     match argument:
         case engine.HostScalar(tensor):
             return scalars[tensor]
@@ -169,7 +169,7 @@ def _run(library: Path, problem: bytes, entry: str, sanitizers: Build) -> bytes:
 
 @functools.cache
 def _fixed_addresses() -> tuple[str, ...]:
-    """ThreadSanitizer cannot start where addresses are as random as some systems have them."""
+    """Command that turns off randomization of addresses, with which ThreadSanitizer cannot start on some systems."""
     command = (shutil.which("setarch") or "setarch", "--addr-no-randomize")
     try:
         works = subprocess.run([*command, "true"], capture_output=True).returncode == 0

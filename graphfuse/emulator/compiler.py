@@ -1,4 +1,4 @@
-"""Compiles a kernel's source to a shared library for this machine, kept on disk like the cubins."""
+"""Compiles a kernel's source to a shared library for this machine, which is cached on disk."""
 
 import enum
 import functools
@@ -18,14 +18,14 @@ from graphfuse.emulator.store import LibraryStore
 
 _RUNTIME = ("entry.hpp", "fiber.hpp", "launch.hpp", "library.cpp", "machine.cpp", "runner.cpp", "sanitizers.hpp")
 _COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off")
-# The lines and inlined functions that reports of sanitizers name; -g would double the time of such a build.
+# Debug information for the lines and inlined functions in sanitizers' reports; -g would double the time to compile.
 _LINES = "-g1"
-# Warnings are the business of tests; a CUDA compiler's pragmas are none of this one's.
+# No warnings: tests look for these, and a CUDA compiler's pragmas would cause more.
 _KERNEL = ("-fvisibility=hidden", "-w", "-shared", "-Wl,-rpath,$ORIGIN")
-# What a kernel's library calls itself. All else that a linker would look through, for longer than it links, comes with
-# the machine.
+# Libraries that a kernel calls directly. Others come with the machine's library; searching them takes the linker longer
+# than linking.
 _LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
-# Names that only a CUDA compiler knows; a kernel has them from the headers instead.
+# Names that only a CUDA compiler knows; kernels for the emulator use the headers instead.
 _CUDA_NAMES = re.compile(
     r"\b(__global__|__device__|__shared__|__launch_bounds__|threadIdx|blockIdx|blockDim|gridDim|__sync\w+|__shfl\w+"
     r"|__ldg|__ldcs|__stcs|__threadfence\w*|__half\w*|__nv_\w+|rsqrtf|atomicAdd|cuda_\w+\.h)\b"
@@ -38,35 +38,36 @@ class Build(enum.Enum):
     ADDRESS: AddressSanitizer and UndefinedBehaviorSanitizer. RACE: ThreadSanitizer.
     """
 
-    # Threads' turns are what takes long to run; more optimization makes only compiling longer.
+    # Switching fibers takes most of the run time; more optimization would only lengthen compilation.
     LIBRARY = ("-Og",)
-    # Nothing is optimized away before its address is checked.
+    # No access is optimized away before its address is checked.
     ADDRESS = (_LINES, "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-    # Below -O2, GCC 12 does not instrument the storing of a structure that a function returned; nor, at any level, that
-    # by a function that is called, so that all are a part of the kernel. Elsewhere calls are less to compile.
+    # Below -O2, GCC 12 does not instrument the store of a structure that a function returned. At any level, it does not
+    # instrument one in a called function, so all functions are inlined. Other builds call them, which compiles faster.
     RACE = (_LINES, "-O2", "-fsanitize=thread", "-DGF_INLINED")
 
 
 def build(source: str, entry: str, what: Build) -> Path:
-    """The path of the library, compiled unless it is kept already.
+    """Path of a kernel's library, which is compiled unless it is cached.
 
-    source: a complete kernel; entry: its kernel's name. Raises CompilerNotFoundError, or
-    KernelCompileError with the compiler's log (attributes `log` and `source`). A cache
-    directory that cannot be used costs a warning, and a compilation in each process.
+    source: a complete kernel. entry: the kernel's name. Raises CompilerNotFoundError, or KernelCompileError with the
+    compiler's log (attributes `log` and `source`). If the cache directory cannot be used, there is a warning, and each
+    process compiles.
     """
     failed = f"kernel {entry!r} cannot be compiled for the emulator"
     return _somewhere(lambda compiler, kept: _built(compiler, source, entry, what, kept), failed, source)
 
 
 def runner(what: Build) -> Path:
-    """The path of the program that loads a kernel's library of that build, which has sanitizers. Else as `build`."""
+    """Path of the program with sanitizers that loads kernels' libraries of this build. Errors as in `build`."""
     failed = "the emulator's runner.cpp cannot be compiled"
     return _somewhere(lambda compiler, kept: _runner(compiler, what, kept), failed, "")
 
 
 def _somewhere(make: Callable[["Compiler", LibraryStore], Path], failed: str, source: str) -> Path:
-    """The path of what is made in the cache directory, or where that cannot be used, in a store of this process.
-    failed, source: of the error where neither can."""
+    """Path of the file that `make` makes in the cache directory, or if that cannot be used, in a store of this process.
+
+    failed, source: of the error if neither can be used."""
     compiler, kept = find(), store.cache()
     if kept is not None:
         try:
@@ -83,7 +84,7 @@ def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Lib
     sources = _sources()
     name = f"{_digest(source, entry, what.value, _COMMON, _KERNEL, _LIBRARIES, sources, compiler.version)}.so"
     path = kept.find(name)
-    # One machine for all libraries of a process, which they ask for when they are loaded; a program has its own.
+    # All libraries of a process link to one shared library of the machine; a program contains the machine.
     machine = (str(_shared(compiler, sources, kept)),) if what is Build.LIBRARY else ()
     if path is not None:
         return path
@@ -98,20 +99,20 @@ def _built(compiler: "Compiler", source: str, entry: str, what: Build, kept: Lib
 
 
 def _runner(compiler: "Compiler", what: Build, kept: LibraryStore) -> Path:
-    """The main function and a machine as a program with sanitizers."""
+    """Path of the program with sanitizers: the main function and the machine."""
     sources = _sources()
     name = _digest("runner", what.value, _COMMON, sources, compiler.version)
     found = kept.find(name)
     if found is not None:
         return found
     parts = [str(_part(compiler, part, sources, kept)) for part in ("runner.cpp", "machine.cpp")]
-    # No part is instrumented, so that none seems to need the sanitizers' libraries; kernels do.
+    # No part is instrumented, so the linker would omit the sanitizers' libraries, which kernels need.
     command = (*what.value, "-Wl,--no-as-needed", "-rdynamic", *parts, "-ldl")
     return kept.keep(name, _link(compiler, command, "runner.cpp"))
 
 
 class Compiler:
-    """A C++ compiler: its path and what it calls itself."""
+    """A C++ compiler: its path and version text."""
 
     def __init__(self, path: str):
         self.path = path
@@ -128,7 +129,7 @@ def _compiler(path: str) -> Compiler:
 
 
 def find() -> Compiler:
-    """The compiler of CXX, else g++, else clang++. CompilerNotFoundError where none of them works."""
+    """The compiler of CXX, else g++, else clang++. Raises CompilerNotFoundError if none of them works."""
     tried = []
     for name in settings.host_compilers():
         path = shutil.which(name)
@@ -152,8 +153,9 @@ def _link(compiler: Compiler, arguments: tuple[str, ...], name: str) -> bytes:
 def _compile(
     compiler: Compiler, arguments: tuple[str, ...], text: str, why: Callable[[str], str], source: str
 ) -> bytes:
-    """Bytes that the compiler makes of `text`. It works in a folder of its own, so that what it cannot write is told
-    apart from what cannot be kept. why, source: of the error where it makes none, by its log."""
+    """Bytes that the compiler makes of `text`. why, source: message for the compiler's log, and source, of an error.
+
+    It works in a temporary folder, so that a failed write there differs from an unusable cache directory."""
     with tempfile.TemporaryDirectory(prefix="graphfuse-") as folder:
         made = Path(folder, "made")
         command = [compiler.path, *_COMMON, *arguments, "-o", str(made)]
@@ -165,7 +167,7 @@ def _compile(
 
 
 def _part(compiler: Compiler, name: str, sources: str, kept: LibraryStore) -> Path:
-    """The object file of what is the same for all kernels and never instrumented."""
+    """Path of the object file of a source that is the same for all kernels and never instrumented."""
     entry = f"{_part_digest(compiler, name, sources)}.o"
     found = kept.find(entry)
     if found is not None:
@@ -181,7 +183,7 @@ def _part(compiler: Compiler, name: str, sources: str, kept: LibraryStore) -> Pa
 
 
 def _shared(compiler: Compiler, sources: str, kept: LibraryStore) -> Path:
-    """The machine as a library."""
+    """Path of the machine as a shared library."""
     entry = f"{_part_digest(compiler, 'machine.cpp', sources)}.so"
     found = kept.find(entry)
     if found is not None:
@@ -195,7 +197,7 @@ def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
 
 
 def _sources() -> str:
-    """Text of all that is the same for all kernels."""
+    """Text of all sources that are the same for all kernels."""
     return "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
 
 

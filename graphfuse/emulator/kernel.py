@@ -1,4 +1,4 @@
-"""Kernels that run in this process: the emulator's counterpart of ``runtime.launch``."""
+"""Kernels that the emulator runs in this process, with the interface of ``runtime.launch``."""
 
 import ctypes
 import functools
@@ -11,11 +11,11 @@ from graphfuse.contract.arguments import Packing
 from graphfuse.emulator.compiler import Build, build
 
 FORWARD, REVERSE = 0, 1
-"""Schedules: threads in order, or the last first. Any other number is the seed of a random one."""
+"""Schedules: threads in order, or the last first. Any other number is the seed of a random schedule."""
 
 
 class LaunchRecord(ctypes.Structure):
-    """GfLaunch of launch.hpp: how a kernel is run. gridDimX: as the driver's configuration has it."""
+    """GfLaunch of launch.hpp: the configuration of a launch. gridDimX: named as in the driver's configuration."""
 
     _fields_ = [
         ("gridDimX", ctypes.c_uint),
@@ -33,12 +33,12 @@ class LaunchRecord(ctypes.Structure):
     def of(
         cls, launch: engine.Launch, schedule: int, ranks: int = 1, calls: int = 1, argument_bytes: int = 0
     ) -> "LaunchRecord":
-        """ranks: that run at the same time. calls: launches of each, one after another."""
+        """The record of a launch. ranks: number that run at the same time. calls: consecutive launches of each rank."""
         how = (launch.grid, launch.block, launch.cluster, launch.cooperative)
         return cls(*how, ranks, calls, argument_bytes, launch.shared_bytes, schedule)
 
 
-# Libraries share one machine.
+# Held while a kernel runs, as all libraries share one machine.
 _turn = threading.Lock()
 
 
@@ -54,14 +54,13 @@ class EmulatedKernel:
         return f"Kernel({self.entry!r} on the emulator)"
 
     def launcher(self, launch: engine.Launch, dependent: bool = False, schedule: int = FORWARD) -> "EmulatedLauncher":
-        """Object that runs the kernel as `launch` says. No kernel begins before another ends, whatever `dependent`
-        allows."""
+        """Object that runs the kernel with this launch. `dependent` has no effect, as kernels run one after another."""
         return EmulatedLauncher(self._run, self.entry, launch, schedule)
 
 
 class EmulatedLauncher:
-    """A kernel with how it is run. It has all that generated code of ``runtime.fastcall`` uses of a
-    ``runtime.launch.Launcher``. Streams mean nothing to it: a kernel runs to its end."""
+    """A kernel with its launch. It has the attributes of ``runtime.launch.Launcher`` that generated code of
+    ``runtime.fastcall`` uses. Streams have no effect, as a kernel runs to its end."""
 
     def __init__(self, run: Callable[[object, object], bytes | None], entry: str, launch: engine.Launch, schedule: int):
         self.packing = Packing(launch)
@@ -73,18 +72,20 @@ class EmulatedLauncher:
         self._schedule = schedule
 
     def grid(self, rows: int) -> int:
-        """CTAs to run for a number of rows, of a launch that has ``ByRows``."""
+        """Number of CTAs for a number of rows. The launch has ``ByRows``."""
         return self._launch.by_rows.grid(rows)
 
     def new(self, stream: int) -> tuple:
-        """A new launch block, as ``runtime.launch.Block``: memory of the arguments, and how the kernel is run."""
+        """A new launch block, as ``runtime.launch.Block``, with memory of the arguments and a LaunchRecord."""
         memory = ctypes.create_string_buffer(max(self.packing.size, 1))
         config = LaunchRecord.of(self._launch, self._schedule)
         return memory, config, config, memory, self.waiting.setdefault(stream, []), None
 
     def launch(self, config: LaunchRecord, function: None, memory: object, extra: None) -> int:
-        """Run the kernel to its end with a block. Returns 0, as the driver does without an error; KernelFaultError with
-        what the machine found. It does not see addresses outside the buffers (``check`` does)."""
+        """Run the kernel to its end with a block. Returns 0, the driver's number of success.
+
+        Raises KernelFaultError with a fault that the machine found. Accesses outside of the buffers are not detected
+        (``check`` does that)."""
         with _turn:
             error = self._run(ctypes.byref(config), memory)
         if error is not None:
@@ -103,8 +104,8 @@ class EmulatedLauncher:
 
 @functools.lru_cache(maxsize=1024)
 def load(source: str, entry: str) -> EmulatedKernel:
-    """The kernel `entry` of a source, compiled on first use. Errors as of ``compiler.build``."""
+    """The kernel `entry` of a source, compiled on first use. Errors as in ``compiler.build``."""
     try:
         return EmulatedKernel(str(build(source, entry, Build.LIBRARY)), entry)
-    except OSError:  # another process may have removed it meanwhile
+    except OSError:  # another process may have removed the file meanwhile
         return EmulatedKernel(str(build(source, entry, Build.LIBRARY)), entry)

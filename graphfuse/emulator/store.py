@@ -1,9 +1,9 @@
-"""The folder of compiled files: writable by the user alone, and of bounded size.
+"""The folder of compiled files, which only the user can write, and whose size is bounded.
 
 An entry ends in a SHA-256 of its name and content, which the loader and the linker ignore. An entry that is truncated,
 damaged or renamed is a miss. So is one that another user owns or that others can write, because the process runs
-entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process looks at its first
-new entry, and whenever it has added another `_SHARE` of the limit. A process that has loaded a removed entry keeps it.
+entries. If all entries together exceed `limit` bytes, the least recently used are removed. A process checks this at its
+first new entry, and whenever it has added another `_SHARE` of the limit. Removed entries stay loaded.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from graphfuse.base import settings
 from graphfuse.files.kept_file import KeptFile, files, foreign
 
 LIMIT = 512 << 20
-"""Bytes, unless GRAPHFUSE_CACHE_LIMIT says how many: a kernel's library is some 50 KB, that with AddressSanitizer some
-300 KB."""
+"""Default limit in bytes; GRAPHFUSE_CACHE_LIMIT sets another. A kernel's library has some 50 KB, one with
+AddressSanitizer some 300 KB."""
 
-_SPARED = 600.0  # seconds: an entry found more recently may still be about to be loaded, and is not removed
+_SPARED = 600.0  # seconds; an entry that was found more recently may not be loaded yet, so it is not removed
 _DIGEST = hashlib.sha256().digest_size
-# A process may exceed the limit by this part of it: to look at thousands of entries takes a tenth of a compilation.
+# A process may exceed the limit by this part of it, as checking thousands of entries takes a tenth of a compilation.
 _SHARE = 1 / 64
 
 _given_up: set[Path] = set()
-_warned: set[Path] = set()  # folders of which an entry was refused
-_added: dict[Path, int] = {}  # bytes that this process has added to a folder since it looked at all entries
+_warned: set[Path] = set()  # folders with a refused entry
+_added: dict[Path, int] = {}  # bytes that this process has added to a folder since it last checked all entries
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LibraryStore:
     folder: Path
 
     def find(self, name: str) -> Path | None:
-        """The path of an entry, None if there is none that can be used."""
+        """The path of a usable entry; None if there is none."""
         path = self.folder / name
         try:
             with open(path, "rb") as file:
@@ -63,12 +63,12 @@ class LibraryStore:
         return path
 
     def keep(self, name: str, content: bytes) -> Path:
-        """The path of a new entry, which takes the place of one of that name. OSError where it cannot be written."""
+        """Store an entry, replacing one of this name. Returns its path. Raises OSError if it cannot be written."""
         path = self.folder / name
         handle, scratch = tempfile.mkstemp(dir=self.folder)
         try:
             with os.fdopen(handle, "wb") as file:
-                os.fchmod(handle, stat.S_IRWXU)  # programs among them are started
+                os.fchmod(handle, stat.S_IRWXU)  # executable, as some entries are programs
                 file.write(content + _trailer(name, content))
             os.replace(scratch, path)
         except BaseException:
@@ -101,12 +101,12 @@ class LibraryStore:
 
 
 def folder() -> Path:
-    """Folder of the store in the cache directory. Errors as of ``settings.cache_dir``."""
+    """Folder of the store in the cache directory. Errors as in ``settings.cache_dir``."""
     return settings.cache_dir() / "emulator"
 
 
 def limit() -> int:
-    """Largest number of bytes that a store keeps."""
+    """Maximum number of bytes of a store."""
     return settings.cache_limit(LIMIT)
 
 
@@ -117,7 +117,7 @@ def kept() -> list[KeptFile]:
 
 
 def damage(path: Path) -> str | None:
-    """Why an entry is a miss for whoever looks for it; None if it is not, or is being written."""
+    """Why an entry is a miss; None if it is usable or being written."""
     with open(path, "rb") as file:
         found = os.fstat(file.fileno())
         if why := foreign(found):
@@ -128,7 +128,7 @@ def damage(path: Path) -> str | None:
 
 
 def cache() -> LibraryStore | None:
-    """The store in the cache directory; None, after a warning, where that cannot be used."""
+    """The store in the cache directory; None, after a warning, if that cannot be used."""
     try:
         place = folder()
         if place in _given_up:
@@ -144,7 +144,7 @@ def cache() -> LibraryStore | None:
 
 
 def give_up(error: OSError) -> None:
-    """Leave the store in the cache directory alone for the rest of the process, with a warning."""
+    """Do not use the cache directory for the rest of the process, with a warning."""
     try:
         place = folder()
     except OSError:  # there is none
@@ -156,7 +156,7 @@ def give_up(error: OSError) -> None:
 
 @functools.cache
 def own() -> LibraryStore:
-    """A store for this process, which is removed when it ends. OSError where there is no room for temporary files."""
+    """A store for this process, removed when it ends. Raises OSError if no temporary directory can be made."""
     made = tempfile.TemporaryDirectory(prefix="graphfuse-")
     _kept.append(made)
     return LibraryStore(Path(made.name))
