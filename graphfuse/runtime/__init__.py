@@ -1,1 +1,1 @@
-"""Access to CUDA: devices, NVRTC, the kernel cache, launches and buffers."""
+"""Access to CUDA: devices, NVRTC, the cache of compiled kernels, launches and buffers."""

@@ -1,4 +1,4 @@
-"""What ``graph.bind`` returns: a plan on fixed buffers."""
+"""``Bound``: a plan on fixed buffers, which ``graph.bind`` returns."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,17 +6,15 @@ from typing import Any
 
 
 class Bound:
-    """Call it to run the graph on the buffers it was made with; everything was checked then.
+    """A callable that runs a plan on the buffers it was made with, without checks.
 
-    A call is what execute would be with the same arguments, but the launch alone: it goes to the
-    stream that the handle, or torch, uses at the time of the call. Any thread may call it, and it
-    may be captured into a CUDA graph. Numbers passed by value keep what they were at bind.
+    A call does the same as execute with these arguments, but only launches. It runs on the stream that the handle, or
+    torch, uses at the time of the call. Any thread may call it, and a CUDA graph may capture it. Numbers passed by
+    value keep their values of bind.
 
-    The buffers, and the memory that torch tensors had at bind, live as long as this object. It
-    is the addresses of then that count: a tensor given other memory or another shape later
-    (``set_``, ``.data =``, a smaller ``resize_``) does not change what a call reads and writes.
-    Only growing a tensor in place (``resize_``) frees the memory under it, which nothing can
-    notice: bind again after that.
+    The buffers, and the memory that torch tensors had at bind, live as long as this object. Calls use the addresses of
+    bind, even if a tensor gets other memory or another shape later (``set_``, ``.data =``, a smaller ``resize_``).
+    Growing a tensor in place (``resize_``) frees its memory, which cannot be detected: bind again after that.
     """
 
     def __init__(
@@ -28,12 +26,12 @@ class Bound:
         stream()
 
     def __call__(self) -> None:
-        """Raises GraphStateError once the handle is destroyed, DeviceError with what the driver reports."""
+        """Run the plan. Raises GraphStateError once the handle is destroyed, DeviceError with the driver's error."""
         self._start(self._stream())
 
 
 def _memory(value: object) -> tuple[object, ...]:
-    """A value, and where it is a torch tensor also its memory, which it could exchange for other."""
+    """A value, and the memory of a torch tensor, as the tensor could get other memory."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return value, value.untyped_storage()

@@ -1,8 +1,7 @@
-"""What a value of the variant pack says about itself, whichever library it comes from.
+"""Address, data type and layout of values of a variant pack, which may come from any array library.
 
-Only attributes are read: nothing is copied, synchronized or dereferenced, and no library is imported that the value
-does not come from. As with cuDNN's raw pointers, the caller ensures that the data is ready on the stream of
-execution.
+Only attributes are read. Nothing is copied, synchronized or dereferenced, and only the value's own library is imported.
+As with cuDNN's raw pointers, the caller ensures that the data is ready on the stream of execution.
 """
 
 import functools
@@ -18,13 +17,13 @@ from graphfuse.runtime import device as devices
 
 ACCEPTED = "a torch tensor, a numpy array, an object with __cuda_array_interface__ or __dlpack__, an address"
 
-# DLDeviceType of the DLPack header -> where the memory is (pinned is host, managed is device memory).
+# DLDeviceType of the DLPack header -> place of the memory (pinned is host memory, managed is device memory).
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that was given to execute; None is what an address alone does not tell.
+    """Memory that was given to execute. If only its address was given, all other fields are None.
 
     dim, stride: in storage elements, which for packed FP4 are bytes of two values.
     device: "cpu" or "cuda:N".
@@ -41,7 +40,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes from the first to past the last."""
+        """Bytes from the first element to the end of the last one."""
         if self.dim is None:
             return None
         if 0 in self.dim:
@@ -50,7 +49,7 @@ class Buffer:
 
     @property
     def dense(self) -> bool:
-        """True if elements follow one another without gaps; True of an address."""
+        """True if the elements are contiguous without gaps; True for an address alone."""
         if self.dim is None or 0 in self.dim:
             return True
         axes = [(e, s) for e, s in zip(self.dim, self.stride, strict=True) if e != 1]
@@ -58,7 +57,7 @@ class Buffer:
 
 
 def describe(value: object) -> Buffer:
-    """The buffer behind a value; None is the null address. Raises VariantPackTypeError for what is none."""
+    """The buffer of a value; None is the null address. Raises VariantPackTypeError for a value that is no buffer."""
     for library, kind, reader in _BY_TYPE:
         module = sys.modules.get(library)
         if module is not None and isinstance(value, getattr(module, kind)):
@@ -75,23 +74,22 @@ def describe(value: object) -> Buffer:
 
 
 def check_address(value: int) -> None:
-    """VariantPackError for what no pointer can hold."""
+    """Raises VariantPackError for a number outside of the range of addresses."""
     if not 0 <= value < 2**64:
         raise VariantPackError(f"{value:#x} is not an address; accepted: 0 to 2^64 - 1")
 
 
 def number(value: object, dtype: data_type) -> float:
-    """The number behind a value given for a tensor of `dtype` passed by value.
+    """The number of a value that was given for a tensor of `dtype` passed by value.
 
-    value: a Python or numpy number, or an array of one element in host memory. Raises
-    VariantPackTypeError for anything else - device memory too: reading it would make
-    the host wait for the device - and VariantPackError for more than one element or a
-    number that `dtype` cannot hold (see ``dtypes.fit``).
+    value: a Python or numpy number, or an array of one element in host memory. Raises VariantPackTypeError for anything
+    else, including device memory, for which the host would have to wait. Raises VariantPackError for more than one
+    element, or a number that `dtype` cannot represent (see ``dtypes.fit``).
     """
     if not isinstance(value, numbers.Real):
         value = _one_element(value)
     try:
-        if isinstance(value, (str, bytes)):  # float() would read numbers out of these
+        if isinstance(value, (str, bytes)):  # float() would parse these
             raise TypeError
         return fit(value, dtype)
     except (TypeError, RuntimeError):
@@ -147,7 +145,7 @@ def _numpy(value) -> Buffer:
 
 
 def _check_unmasked(value) -> None:
-    masked = sys.modules.get("numpy.ma")  # without it there is none
+    masked = sys.modules.get("numpy.ma")  # unless it is imported, there are no masked arrays
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise VariantPackTypeError("a masked array is not a buffer; pass array.data, or array.filled(number)")
 
@@ -182,7 +180,7 @@ def _dlpack(value) -> Buffer:
         dtype, itemsize = _numpy_dtype(view.dtype), view.dtype.itemsize
     except VariantPackTypeError:
         raise
-    except Exception as error:  # exporters raise what they like; cuda.core refuses the 4 and 8 bit float types
+    except Exception as error:  # exporters may raise anything; cuda.core refuses the 4 and 8 bit float types
         kind = type(value).__name__
         raise VariantPackTypeError(f"DLPack export of {kind} failed ({error}); a uint8 view may do") from None
     dim = tuple(view.shape)
@@ -201,7 +199,7 @@ _BY_PROTOCOL: tuple[tuple[str, Callable[[object], Buffer]], ...] = (
 )
 
 
-_name = functools.cache(str)  # of a torch.device, of which there are few
+_name = functools.cache(str)  # name of a torch.device
 
 
 @functools.cache

@@ -1,11 +1,10 @@
-"""Compiled kernels, kept in this process and on disk. A hit does not load NVRTC.
+"""Caches of compiled kernels, in this process and on disk. A hit does not load NVRTC.
 
 A stored entry is the cubin and a trailer: a mark, the key, and the SHA-256 of key and cubin. Tools that read the ELF
-file ignore the trailer. An entry that is truncated, damaged or renamed is a miss. The key allows checking an entry
-without the source that it was made from. cuda.core's own keys are not used: making one asks NVRTC for its version,
-which loads the library.
+file ignore the trailer. An entry that is truncated, damaged or renamed is a miss. With the key, an entry can be checked
+without its source. cuda.core's own keys are not used, as making one loads NVRTC to get its version.
 
-Both are bounded. The least recently used entries go first.
+The sizes of both caches are bounded. The least recently used entries are removed first.
 """
 
 import hashlib
@@ -25,12 +24,12 @@ _DIGEST = hashlib.sha256().digest_size
 _TRAILER = len(_MARK) + 2 * _DIGEST
 
 KEPT_KERNELS = 1024
-"""In memory: as many as loaded ones are kept on the emulator. A cubin is some 30 KB."""
+"""Maximum number of cubins in memory, the same as that of loaded kernels. A cubin has some 30 KB."""
 
 KEPT_BYTES = 256 << 20
-"""On disk, unless GRAPHFUSE_CACHE_LIMIT says how many."""
+"""Default limit of bytes on disk; GRAPHFUSE_CACHE_LIMIT sets another."""
 
-_kernels: OrderedDict[bytes, bytes] = OrderedDict()  # the one used last is last
+_kernels: OrderedDict[bytes, bytes] = OrderedDict()  # the most recently used one is last
 _key_locks: dict[bytes, threading.Lock] = {}
 _lock = threading.Lock()  # guards the two tables and the counts, never held while compiling
 _counts: Counter[str] = Counter()
@@ -39,7 +38,7 @@ _warned = False
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of how this process came by its kernels so far."""
+    """Numbers of kernels that this process compiled, and found in memory and on disk."""
 
     compiled: int
     memory_hits: int
@@ -47,28 +46,28 @@ class Statistics:
 
 
 def statistics() -> Statistics:
-    """Counts since the process began."""
+    """Numbers since the process began."""
     with _lock:
         return Statistics(_counts["compiled"], _counts["memory_hits"], _counts["disk_hits"])
 
 
 def folder() -> Path:
-    """Folder of the cubins. Errors as of ``settings.cache_dir``."""
+    """Folder of the cubins. Errors as in ``settings.cache_dir``."""
     return settings.cache_dir() / "cubin"
 
 
 def limit() -> int:
-    """Largest number of bytes of cubins that the disk keeps."""
+    """Maximum number of bytes of cubins on disk."""
     return settings.cache_limit(KEPT_BYTES)
 
 
 def kept() -> list[KeptFile]:
-    """The entries on disk, in the folders that cuda.core makes for them. A read one's access time is set by it."""
+    """The entries on disk, in the folders that cuda.core makes. It sets the access time of each entry that it reads."""
     return files((folder() / "entries").glob("*/*"), lambda found: found.st_atime)
 
 
 def damage(path: Path) -> str | None:
-    """Why an entry is a miss for whoever looks for it; None if it is not."""
+    """Why an entry is a miss; None if it is usable."""
     stored = path.read_bytes()
     code, trailer = stored[:-_TRAILER], stored[-_TRAILER:]
     if len(trailer) < _TRAILER or not trailer.startswith(_MARK):
@@ -81,28 +80,28 @@ def damage(path: Path) -> str | None:
 
 
 def key(source: str, arch: str, name: str, kit: Toolkit) -> bytes:
-    """Digest of all that decides the bytes of a cubin."""
+    """Digest of everything that the bytes of a cubin depend on."""
     options = sorted(nvrtc.OPTIONS.items())
     return hashlib.sha256(repr((1, source, arch, name, options, kit.fingerprint)).encode()).digest()
 
 
 def cubin(source: str, arch: str, name: str) -> bytes:
-    """The machine code of `source`: from memory, else from disk, else compiled and kept.
+    """The machine code of `source`: from memory, else from disk, else compiled and stored.
 
-    Arguments and errors as of ``nvrtc.compile``. Threads that ask for one source at once
-    compile it once. A cache directory that cannot be used costs a warning, no more.
+    Arguments and errors are as in ``nvrtc.compile``. Threads that request the same source compile it once. If the cache
+    directory cannot be used, there is a warning.
     """
     digest = key(source, arch, name, nvrtc.needs(source))
     with _lock:
         key_lock = _key_locks.setdefault(digest, threading.Lock())
     try:
-        with key_lock:  # where another thread was first, its result is in memory now
+        with key_lock:  # if another thread compiled it meanwhile, its result is in memory now
             found, came = _kernels.get(digest), "memory_hits"
             if found is None:
                 found, came = _read(digest), "disk_hits"
             if found is None:
                 found, came = nvrtc.compile(source, arch, name), "compiled"
-                # Loading may have passed over a broken NVRTC for another: store under what was used.
+                # Loading may have skipped a broken NVRTC, so the key may be another one now.
                 _write(key(source, arch, name, nvrtc.needs(source)), found)
             with _lock:
                 _kernels[digest] = found
@@ -118,7 +117,7 @@ def cubin(source: str, arch: str, name: str) -> bytes:
 
 def _read(digest: bytes) -> bytes | None:
     try:
-        # Without a limit: to know the size, a store with one looks at every entry when it is opened.
+        # Without a limit, as a store with one reads the size of every entry when it is opened.
         stored = _store(None).get(digest)
     except OSError as error:
         _warn(error)

@@ -1,8 +1,8 @@
-"""A plan's work as nodes of a CUDA graph that the caller made: adding it, and giving it other buffers.
+"""Adds a plan's work to a CUDA graph of the caller, and sets other buffers in it.
 
-Graphs are given by address (of a CUgraph; a cudaGraph_t is one). The start of the plan is captured on a new stream,
-which never runs anything. Work of one stream is a chain of nodes, so two graphs of one plan have the same nodes in the
-same order.
+Graphs are given by address (of a CUgraph, which is the same type as cudaGraph_t). The launches of the plan are captured
+on a new stream, which never runs anything. Work of one stream is a chain of nodes, so two graphs of one plan have the
+same nodes in the same order.
 """
 
 import contextlib
@@ -16,12 +16,14 @@ from graphfuse.base.wording import counted
 from graphfuse.runtime import device as devices
 
 Start = Callable[[int], None]
-"""Puts the work on a stream, given by address."""
+"""Function that launches the work on a stream, which is given by address."""
 
 
 def populate(graph: int, device: Device, start: Start) -> None:
-    """Put the work into a graph without nodes. GraphStateError where it has some, DeviceError with what the driver
-    reports; the graph may then hold a part of the work."""
+    """Add the work to a graph without nodes.
+
+    Raises GraphStateError if it has nodes, DeviceError with the driver's error. After a DeviceError, the graph may have
+    a part of the work."""
     with devices.current(device.ordinal):
         handle = driver.CUgraph(graph)
         error, *_, count = driver.cuGraphGetNodes(handle, 0)
@@ -35,10 +37,10 @@ def populate(graph: int, device: Device, start: Start) -> None:
 
 
 def update(graph: int, device: Device, start: Start) -> None:
-    """Give the nodes of a graph that ``populate`` filled, or of a child node that is its copy, the buffers of `start`.
+    """Set the buffers of `start` in a graph that ``populate`` filled, or in a child node that is its copy.
 
-    GraphStateError, with nothing changed, where the graph has other nodes than this plan has. Executable graphs that
-    were made of it change as the driver is told (cuGraphExecUpdate, cuGraphExecChildGraphNodeSetParams).
+    Raises GraphStateError, without a change, if the nodes of the graph are not those of this plan. Executable graphs
+    that were made of it are updated by the driver's calls (cuGraphExecUpdate, cuGraphExecChildGraphNodeSetParams).
     """
     with devices.current(device.ordinal), _new() as fresh:
         _capture(fresh, device, start)
@@ -70,7 +72,7 @@ def _capture(graph: object, device: Device, start: Start) -> None:
     error, stream = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
     devices.check(error, f"making a stream on {device}")
     try:
-        # What other threads do meanwhile neither is captured nor ends the capture.
+        # In this mode, CUDA calls of other threads are not captured and do not invalidate the capture.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         (error,) = driver.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, mode)
         devices.check(error, "beginning to capture into a CUDA graph")
@@ -84,7 +86,7 @@ def _capture(graph: object, device: Device, start: Start) -> None:
 
 
 def _chain(graph: object) -> list[object]:
-    """The nodes in the order in which they run; GraphStateError where that is not one after the other."""
+    """The nodes in running order. Raises GraphStateError if they do not form a chain."""
     error, *_, count = driver.cuGraphGetNodes(graph, 0)
     devices.check(error, "reading a CUDA graph")
     if not count:
@@ -119,7 +121,7 @@ def _type(node: object) -> int:
 
 
 def _kind(node: object) -> tuple[int, int | None]:
-    """Identity of a node: its type, and of a kernel's the function."""
+    """Type of a node, and the function of a kernel node."""
     kind = _type(node)
     if kind not in _WAYS:
         return kind, None
@@ -141,4 +143,5 @@ _WAYS: dict[int, tuple[Callable[..., object], ...]] = {
         driver.cuGraphMemsetNodeSetParams,
     ),
 }
-"""Functions by type of node that plans have: its own, and those that read and write its parameters."""
+"""Functions by type of node, for the types that plans have: the kernel function of parameters, and the driver's calls
+that read and write parameters."""

@@ -1,4 +1,4 @@
-"""The devices of this machine: fills ``graphfuse.base.device.Device`` from the CUDA driver."""
+"""The devices of this machine, with properties from the CUDA driver, as ``graphfuse.base.device.Device``."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ FIGURES = {
     "shared_memory_per_sm": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
     "l2_bytes": "L2_CACHE_SIZE",
 }
-"""Fields of Device, and what CU_DEVICE_ATTRIBUTE_* each is."""
+"""Fields of Device, and the name of the driver's attribute (CU_DEVICE_ATTRIBUTE_*) of each."""
 _WITHOUT_DRIVER = {str(device): device for device in (CPU, EMULATOR)}
 _contexts: dict[int, object] = {}
 _lock = threading.Lock()
@@ -35,12 +35,12 @@ def count() -> int:
             return 0
         error, number = driver.cuDeviceGetCount()
         return 0 if error else number
-    except (RuntimeError, ImportError, OSError):  # what cuda.bindings raises where there is no libcuda
+    except (RuntimeError, ImportError, OSError):  # cuda.bindings raises these if there is no libcuda
         return 0
 
 
 def driver_version() -> int:
-    """The CUDA version that the driver serves, as 13000 for 13.0. DeviceError if it does not tell."""
+    """The CUDA version of the driver, such as 13000 for 13.0. Raises DeviceError if the driver does not report it."""
     from cuda.bindings import driver
 
     error, version = driver.cuDriverGetVersion()
@@ -49,12 +49,11 @@ def driver_version() -> int:
 
 
 def get(spec: str | int | None = None) -> Device:
-    """The record of a device.
+    """The device that `spec` names.
 
-    spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, "emulator", or an
-    object that prints so (a torch.device). None takes GRAPHFUSE_DEVICE, else the CUDA device that is
-    current on this thread, else the CPU. Raises SettingError for another spelling and
-    DeviceError for a device that is not there.
+    spec: "cpu", "cuda" (the current one of this thread), "cuda:N", N, "emulator", or an object whose text is one of
+    these (a torch.device). With None, it is the device of GRAPHFUSE_DEVICE, else the CUDA device that is current on
+    this thread, else the CPU. Raises SettingError for another text, DeviceError for a device that is not there.
     """
     if spec is None:
         spec = settings.device()
@@ -77,26 +76,27 @@ def get(spec: str | int | None = None) -> Device:
 
 @dataclass(frozen=True)
 class Target:
-    """Device that a graph is to be planned for, wherever it is drawn.
+    """Device that a graph is to be planned for. This machine may not have it.
 
-    exact: whether a device of this machine has to have all of its figures to take its place, or the same SM alone.
+    exact: whether a device of this machine must have the same properties to be used instead; if False, the same SM is
+    enough.
     """
 
     device: Device
     exact: bool
 
     def met_by(self, found: Device) -> bool:
-        """True if the graph can be planned for this device of the machine, and run on it."""
+        """True if the graph can be planned for this device of the machine and run on it."""
         if not found.runs_kernels or found.sm != self.device.sm:
             return False
         return not self.exact or all(getattr(found, name) == getattr(self.device, name) for name in FIGURES)
 
 
 def chosen(target: Target | None, given: Device | None) -> Device:
-    """Device to plan for. given: that of the handle, None without one.
+    """Device to plan for. given: the handle's device; None without a handle.
 
-    Without a target it is the handle's, else the current one (``get``). With one it is the same if it meets the target,
-    else the target's, which is not here. DeviceError for a handle that does not meet the target.
+    It is the handle's, else the current one (``get``). If the current device does not meet the target, it is the
+    target's device, which is not on this machine. Raises DeviceError if the handle's device does not meet the target.
     """
     if target is None:
         return given or get()
@@ -112,7 +112,7 @@ def chosen(target: Target | None, given: Device | None) -> Device:
 
 
 def check(error: int, doing: str) -> None:
-    """DeviceError with the driver's name and text of `error` unless it is success."""
+    """Raises DeviceError with the driver's name and text of `error`, unless it is success."""
     if error:
         from cuda.bindings import driver
 
@@ -122,7 +122,7 @@ def check(error: int, doing: str) -> None:
 
 
 def context(ordinal: int) -> object:
-    """The primary context of a device (the one torch and the CUDA runtime use), kept until the process ends."""
+    """The primary context of a device, which torch and the CUDA runtime use. It is retained until the process ends."""
     found = _contexts.get(ordinal)
     if found is None:
         from cuda.bindings import driver
@@ -138,7 +138,7 @@ def context(ordinal: int) -> object:
 
 @contextlib.contextmanager
 def current(ordinal: int) -> Iterator[None]:
-    """Make the device current on this thread for a while; what was current before is so again afterwards."""
+    """Context in which the device is current on this thread. The previous one is restored afterwards."""
     from cuda.bindings import driver
 
     (error,) = driver.cuCtxPushCurrent(context(ordinal))
@@ -150,7 +150,7 @@ def current(ordinal: int) -> Iterator[None]:
 
 
 def pointer_device(address: int) -> str | None:
-    """Device of an address ("cuda:N"), None where the driver does not know it."""
+    """Device of an address ("cuda:N"); None if the driver does not know the address."""
     if not address or not count():
         return None
     from cuda.bindings import driver
@@ -161,8 +161,8 @@ def pointer_device(address: int) -> str | None:
 
 
 def _current() -> int:
-    # The driver's own state: torch.cuda.set_device and torch.cuda.device show up here
-    # without torch being asked. A thread without a context gets device 0, as torch does.
+    # The driver's state reflects torch.cuda.set_device and torch.cuda.device. In a thread without a context, the device
+    # is 0, as in torch.
     from cuda.bindings import driver
 
     error, ordinal = driver.cuCtxGetDevice()

@@ -1,7 +1,7 @@
-"""Device properties: the figures of a device, for planning where it is not, in memory and as JSON.
+"""Device properties, in memory and as JSON, for planning on a machine that does not have the device.
 
-The JSON has the fields of ``base.device.Device`` that say what a chip has, and no others. cuDNN's own text has other
-fields, and is not read.
+The JSON has those fields of ``base.device.Device`` that describe the chip. cuDNN's text of device properties has other
+fields and cannot be read.
 """
 
 import dataclasses
@@ -18,23 +18,23 @@ _WHERE = "the device properties"
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Figures of a CUDA device that need not be here. ``create_device_properties`` makes one."""
+    """Properties of a CUDA device, which may be absent on this machine. ``create_device_properties`` makes them."""
 
     device: Device
 
     def serialize(self) -> str:
-        """JSON text that ``create_device_properties`` reads."""
+        """JSON text for ``create_device_properties``."""
         sizes = {name: getattr(self.device, name) for name in _SIZES}
         capability = list(self.device.compute_capability)
         return json_values.text({"name": self.device.name, "compute_capability": capability, **sizes})
 
 
 def create_device_properties(device: int | str = 0) -> DeviceProperties:
-    """The properties that ``pygraph(device_property=...)`` plans for.
+    """Properties of a device to plan for, for ``pygraph(device_property=...)``.
 
-    device: the number of a CUDA device of this machine, the name of an architecture (``"sm_100a"``, by its published
-    figures), or what ``serialize`` returned on another machine. Raises DeviceError for a device that is not there,
-    SettingError for an unknown architecture, SerializedError for any other text.
+    device: the number of a CUDA device of this machine, the name of an architecture (``"sm_100a"``, with its published
+    properties), or a text that ``serialize`` returned on another machine. Raises DeviceError for a device that is not
+    there, SettingError for an unknown architecture, SerializedError for any other text.
     """
     if isinstance(device, str):
         found = _read(device) if device.lstrip().startswith("{") else for_arch(device)

@@ -1,4 +1,4 @@
-"""A prepared plan: checks variant packs, runs them, and keeps fast paths for similar packs."""
+"""``Executable``: a built plan, which checks and runs variant packs, and keeps fast paths for similar packs."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +15,24 @@ _FORMS_KEPT = 8
 
 
 def declines(pack: object, workspace: object, stream: int, dependent: bool) -> bool:
-    """The fast path of an executable that has accepted no pack yet."""
+    """False: the fast path of an executable that has accepted no pack yet."""
     return False
 
 
 class NotBuilt:
-    """Stands where no plan is built: no pack is like one that it ran."""
+    """Placeholder of a plan that is not built. Its fast path declines every pack."""
 
     like_last: Execute = staticmethod(declines)
 
 
 class Executable:
-    """A built plan that can be executed. Any number of threads may use one at once: what it knows is only ever added to
-    or replaced.
+    """A built plan that can be executed. It is thread-safe, as its state is only added to or replaced.
 
-    parts: the frozen parts of the plan, given whether work may begin before the work before it ends. binder: made on
-    first use. undependable: why it may not begin early; None if it may. count: that it is started for, of a plan that
-    was made for a larger one; 0 for the number of rows that it was made for. start: what starts such a plan, given
-    whether work may begin early. like_last: the fast path of the last pack that was accepted.
+    parts: returns the frozen parts of the plan; its argument is whether kernels may begin before the work before them
+    ends (early). binder: makes the binder on first use. undependable: why kernels may not begin early; None if they
+    may. count: the row count to run, if the plan was made for a larger one; 0 for the count that it was made for.
+    start: returns the function that launches such a plan, given whether kernels may begin early. like_last: the fast
+    path of the last pack that was accepted.
     """
 
     def __init__(
@@ -55,46 +55,48 @@ class Executable:
 
     @functools.cached_property
     def binder(self) -> Binder:
-        """Checks variant packs."""
+        """The object that checks variant packs."""
         return self._new_binder()
 
     @property
     def bound(self) -> tuple[FrozenTensor, ...]:
-        """The tensors that a call gives, in the order in which it is started with them."""
+        """The tensors that a call gives, in the order of the arguments of ``starts``."""
         return self._graph.bound
 
     @functools.cached_property
     def starts(self) -> Mapping[bool, Start]:
-        """Functions that start the plan with its count, by whether work may begin early."""
+        """Functions that launch the plan, by whether kernels may begin early."""
         ways = (False,) if self.undependable else (False, True)
         return MappingProxyType({dependent: self._start_of(dependent) for dependent in ways})
 
     @property
     def serves_fewer(self) -> bool:
-        """True if every part can be started for fewer rows than it was made for."""
+        """True if every part can be launched for fewer rows than it was made for."""
         return all(part.frozen.rows is not None for part in self._parts(False))
 
     @property
     def calls(self) -> tuple[int, ...]:
-        """The parts that are no kernels."""
+        """Numbers of the parts that are no kernels."""
         return tuple(n for n, part in enumerate(self._parts(False)) if not isinstance(part.frozen, FrozenKernel))
 
     def on(self, binder: Callable[[], Binder]) -> "Executable":
-        """The same plan, with other checks of packs."""
+        """Executable of the same plan with another binder, which checks packs."""
         return Executable(self._graph, self._parts, binder, self.undependable)
 
     def of_fewer(self, count: int, most: int, graph: FrozenGraph, binder: Callable[[], Binder]) -> "Executable | None":
-        """The same plan, which was made for a count of `most`, for `count`, which is no more; None where it cannot be.
-        graph, binder: of tensors with `count` in the place of `most`."""
+        """Executable of the same plan for a smaller row count; None if a part does not allow it.
+
+        count: the row count, at most `most`, for which the plan was made. graph, binder: with tensors of `count` rows.
+        """
         if self.counted(most, False) is None:
             return None
         return Executable(graph, self._parts, binder, self.undependable, count, lambda d: self.counted(most, d))
 
     def _counted(self, count: int, dependent: bool) -> Start | None:
-        """Function that starts the plan for any count up to this one; None where a part is for one number of rows.
+        """Function that launches the plan for any row count up to this one; None if a part is for one number of rows.
 
-        count: what the plan was made for. The number of rows of each part is a multiple of it, and so is the extent of
-        their outermost axis: a call with another count starts the part with the same multiple of that.
+        count: the row count that the plan was made for. The number of rows of each part, and the extent of their
+        outermost axis, are multiples of it. For another count, the part is launched with the same multiple of that.
         """
         found = []
         for part in self._parts(dependent):
@@ -109,8 +111,8 @@ class Executable:
         return fastcall.start(self.bound, dict(binder.in_workspace), binder.constants, parts)
 
     def run(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> bool:
-        """Run a pack that is like one of those last accepted; False, with nothing done, for any other."""
-        forms = self._forms  # others may replace it meanwhile
+        """Run a pack that is like one of the last accepted ones. Returns False, having done nothing, for any other."""
+        forms = self._forms  # read once, as other threads may replace it
         for place, form in enumerate(forms):
             if form(pack, workspace, stream, dependent):
                 if place:
@@ -119,8 +121,10 @@ class Executable:
         return False
 
     def accept(self, pack: Mapping, workspace: object, stream: int, dependent: bool) -> None:
-        """Check a pack in full, run it, and keep its fast path. Errors as of ``Binder.bind``; GraphNotSupportedError
-        where kernels may not begin early and `dependent` asks for it."""
+        """Check a pack in full, run it, and keep its fast path.
+
+        Raises the errors of ``Binder.bind``, and GraphNotSupportedError if kernels may not begin early and `dependent`
+        is True."""
         self.bind(pack, workspace, dependent)(stream)
         binder = self.binder
         used = ((binder.find(key, []), key) for key in pack if key is not None)
@@ -134,18 +138,18 @@ class Executable:
             self.starts,
             self._count,
         )
-        if form is not None and not binder.reaching:  # else each call's offsets are held against its memory
+        if form is not None and not binder.reaching:  # otherwise ragged offsets are checked at each call
             self._keep((form, *self._forms[: _FORMS_KEPT - 1]))
 
     def bind(self, pack: Mapping, workspace: object, dependent: bool) -> Callable[[int], None]:
-        """Function that starts the plan on these buffers, given a stream. Errors as of `accept`."""
+        """Function that launches the plan on these buffers, given a stream. Errors as in `accept`."""
         if dependent and self.undependable:
             raise GraphNotSupportedError(self.undependable)
         found = self.binder.bind(pack, workspace)
         return self.at(found, dependent)
 
     def at(self, bindings: Bindings, dependent: bool = False) -> Callable[[int], None]:
-        """Function that starts the plan at these addresses, given a stream."""
+        """Function that launches the plan at these addresses, given a stream."""
         run, space = self.starts[dependent], bindings.workspace
         values = tuple(bindings.scalars[t.id] if t.by_value else bindings.addresses[t.id] for t in self.bound)
         return lambda stream: run(stream, space, self._count, *values)

@@ -13,7 +13,7 @@ from graphfuse.runtime import torch_private
 
 
 class Handle:
-    """Made by `create_handle`. Until `set_stream` it follows the stream that torch is using on its device."""
+    """A device and a stream; made by `create_handle`. Until `set_stream`, the stream is torch's current one."""
 
     __slots__ = ("_device", "_stream", "_destroyed")
 
@@ -24,12 +24,12 @@ class Handle:
 
     @property
     def device(self) -> Device:
-        """The device that graphs built with this handle run on. GraphStateError once destroyed."""
+        """The device that graphs built with this handle run on. Raises GraphStateError once destroyed."""
         return alive(self)._device
 
     @property
     def stream(self) -> int:
-        """The stream that graphs executed with this handle run on. GraphStateError once destroyed."""
+        """The stream that graphs executed with this handle run on. Raises GraphStateError once destroyed."""
         return get_stream(self)
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class Handle:
 
 
 def create_handle(device: str | int | None = None) -> Handle:
-    """A handle for a device, by default the current one (see ``runtime.device.get``, whose errors it raises)."""
+    """A handle for a device, by default the current one. Argument and errors as in ``runtime.device.get``."""
     return Handle(devices.get(device))
 
 
@@ -49,10 +49,10 @@ def destroy_handle(handle: Handle) -> None:
 
 
 def set_stream(handle: Handle, stream: object) -> None:
-    """Put later work of the handle on `stream`.
+    """Set the stream for later work of the handle.
 
-    stream: an address, a torch.cuda.Stream, or any object with `__cuda_stream__`. Raises
-    TypeError for anything else, DeviceError for a stream that says it is another device's.
+    stream: an address, a torch.cuda.Stream, or any object with `__cuda_stream__`. Raises TypeError for anything else,
+    DeviceError for a torch.cuda.Stream of another device.
     """
     alive(handle)
     # A torch.cuda.Stream knows its device; numbers do not.
@@ -63,15 +63,15 @@ def set_stream(handle: Handle, stream: object) -> None:
 
 
 def get_stream(handle: Handle) -> int:
-    """The address of the stream that work of the handle goes to now."""
+    """The address of the stream that the handle's work runs on now."""
     stream = alive(handle)._stream
     return current_stream(handle._device) if stream is None else stream
 
 
 def stream_on(device: Device, handle: Handle | None) -> int:
-    """The address of the stream that work on `device` goes to: the handle's, torch's current one without a handle.
+    """The address of the stream for work on `device`: the handle's, or torch's current one without a handle.
 
-    Raises as `alive` does, and DeviceError for a handle of another device.
+    Raises the errors of `alive`, and DeviceError for a handle of another device.
     """
     if handle is None:
         return current_stream(device)
@@ -82,7 +82,7 @@ def stream_on(device: Device, handle: Handle | None) -> int:
 
 
 def stream_getter(device: Device, handle: Handle | None) -> Callable[[], int]:
-    """`stream_on`, to be asked again and again."""
+    """Function that returns `stream_on(device, handle)`, for repeated calls."""
     torch = sys.modules.get("torch")
     if handle is None and device.kind == "cuda" and torch is not None and torch.cuda.is_initialized():
         return functools.partial(torch_private.raw_stream(), device.ordinal)
@@ -93,7 +93,7 @@ def stream_address(stream: Any) -> int:
     """The address of a stream given in any accepted form (see `set_stream`)."""
     protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # Version 0 of the protocol: (version, address). A method by now, once a property.
+        # Version 0 of the protocol: (version, address). It is a method now; earlier it was a property.
         _, address = protocol() if callable(protocol) else protocol
         return int(address)
     try:
@@ -105,12 +105,12 @@ def stream_address(stream: Any) -> int:
 
 
 def current_stream(device: Device) -> int:
-    """The stream that torch uses on the device and this thread; 0 where torch has not begun to use CUDA."""
+    """The stream that torch uses on the device in this thread; 0 if torch has not initialized CUDA."""
     return _raw_stream(device.ordinal) if device.kind == "cuda" else 0
 
 
 def _first_raw_stream(ordinal: int) -> int:
-    """Until torch uses CUDA; asking it any other way costs more than a launch."""
+    """`_raw_stream` until torch initializes CUDA; then it replaces itself by torch's function, which is faster."""
     global _raw_stream
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -123,7 +123,7 @@ _raw_stream: Callable[[int], int] = _first_raw_stream
 
 
 def alive(handle: Handle) -> Handle:
-    """`handle` itself; GraphTypeError for anything else, GraphStateError once it is destroyed."""
+    """`handle` itself. Raises GraphTypeError if it is no handle, GraphStateError if it is destroyed."""
     if not isinstance(handle, Handle):
         raise GraphTypeError(f"{handle!r} is not a handle; accepted: what create_handle returns")
     if handle._destroyed:

@@ -1,13 +1,14 @@
-"""Dictionaries of bounded size, which keep the newest entries."""
+"""Bounded dictionaries, which keep the newest entries."""
 
 
 def make_room(kept: dict, most: int) -> list:
-    """Drop the oldest entries until one more makes at most so many; their values. Other threads may change `kept`
-    meanwhile."""
+    """Remove the oldest entries, so that one more makes at most `most`. Returns their values.
+
+    Other threads may change `kept` at the same time."""
     dropped = []
     while len(kept) >= most:
         try:
             dropped.append(kept.pop(next(iter(kept))))
-        except (KeyError, RuntimeError, StopIteration):  # another thread added or dropped one just now
+        except (KeyError, RuntimeError, StopIteration):  # another thread added or removed an entry
             continue
     return dropped

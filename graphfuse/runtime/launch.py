@@ -1,8 +1,8 @@
-"""Loading a cubin and launching its kernel.
+"""Loads cubins and launches their kernels.
 
 A launch block is memory for a kernel's arguments and a launch configuration of one stream. A call takes a block from a
 pool, writes its arguments and grid into it, launches, and puts it back; by then the driver has copied the arguments. No
-other call can take the block meanwhile, so any number of threads may launch at once. Nothing is kept of a launch.
+other call can use the block meanwhile, so any number of threads may launch at the same time.
 """
 
 import ctypes
@@ -20,19 +20,19 @@ from graphfuse.contract.arguments import Packing
 from graphfuse.runtime import device as devices
 from graphfuse.runtime.kept import make_room
 
-_STATIC_LIMIT = 48 << 10  # shared memory a block gets without asking for more
+_STATIC_LIMIT = 48 << 10  # bytes of shared memory that a CTA may have without an opt-in
 _PORTABLE_CLUSTER = 8
 _STREAMS_KEPT = 64
 
 Block = tuple[object, object, int, int, list, object]
 """A launch block: memory of the arguments; configuration of the launch; address of the configuration; address of the
-table of the arguments' addresses; the pool that it is put back into; and what owns the memory."""
+table of the arguments' addresses; the pool that it is put back into; and the owner of the memory."""
 
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Resources of a kernel. registers: of a thread. local_bytes: of a thread, spills among them. shared_bytes: static
-    shared memory of a CTA."""
+    """Resources of a kernel. registers: per thread. local_bytes: local memory per thread, including spills.
+    shared_bytes: static shared memory per CTA."""
 
     registers: int
     local_bytes: int
@@ -40,9 +40,9 @@ class KernelResources:
 
 
 class LoadedKernel:
-    """A kernel of a loaded cubin on one device. Any number of threads may run it at once.
+    """A kernel of a loaded cubin on one device. It is thread-safe.
 
-    function: its handle in the device's primary context, as the driver's launch functions take it.
+    function: its CUfunction in the device's primary context.
     """
 
     def __init__(self, code: object, entry: str, device: Device, function: object):
@@ -64,20 +64,20 @@ class LoadedKernel:
         return f"Kernel({self.entry!r} on {self.device})"
 
     def launcher(self, launch: engine.Launch, dependent: bool = False) -> "Launcher":
-        """Object that starts the kernel as `launch` says. DeviceError where the device has not so much shared memory.
+        """Object that launches the kernel with this configuration.
 
-        dependent: the kernel may begin before the one before it on the stream ends (programmatic dependent launch),
-        which only a kernel that waits for it may.
+        dependent: the kernel may begin before the previous one on the stream ends (programmatic dependent launch), for
+        which it has to wait. Raises DeviceError if the device does not have enough shared memory.
         """
         self._allow(launch)
         return Launcher(self, launch, dependent)
 
     def elsewhere(self, error: int, start: Callable[[], int], launch: engine.Launch) -> None:
-        """Handle a start that the driver refused: start again if the current context was the only reason, else raise.
+        """Handle a launch that the driver refused: retry it in the device's primary context, or raise DeviceError.
 
-        The function belongs to the device's primary context, so in any other - on a thread that has not
-        touched CUDA, or one whose current device is another - the driver refuses it. To ask for the
-        current context before each launch would cost a tenth of the launch.
+        The function belongs to this context. In any other one, such as on a thread that has not used CUDA or has
+        another current device, the driver refuses it. Querying the context before each launch would take a tenth of the
+        time of a launch.
         """
         _, now = driver.cuCtxGetCurrent()
         if int(now) != self._context_address:
@@ -86,7 +86,7 @@ class LoadedKernel:
         devices.check(driver.CUresult(error), f"launching kernel {self.entry!r} on {self.device} with {_shape(launch)}")
 
     def _allow(self, launch: engine.Launch) -> None:
-        """Opt in to more shared memory than every block gets, and to large clusters."""
+        """Opt in to more than 48 KB of shared memory, and to clusters of more than 8 CTAs, if the launch has these."""
         attribute = driver.CUfunction_attribute
         with self._lock:
             if launch.shared_bytes > self._shared_limit:
@@ -97,7 +97,7 @@ class LoadedKernel:
                 self._set(attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, launch)
 
     def resident_clusters(self, launch: engine.Launch, config: object) -> int:
-        """Number of clusters of a launch that the device holds at once, which depends on how its SMs are grouped."""
+        """Number of clusters of a launch that can be resident at once. It depends on how the device groups its SMs."""
         with devices.current(self.device.ordinal):
             error, count = driver.cuOccupancyMaxActiveClusters(self.function, config)
         devices.check(
@@ -119,12 +119,12 @@ class LoadedKernel:
 
 
 class Launcher:
-    """A kernel with how it is started; only arguments, stream and number of rows are open.
+    """A kernel with its launch configuration, for any arguments, stream and number of rows.
 
-    packing: how a block's memory is filled. function: the kernel, as `launch` takes it. launch: the driver's launch
-    function, called with the address of a block's configuration, `function`, the address of the block's table, and
-    None; it returns the number of an error, 0 for none. waiting: the pool of each stream, by its address. The code
-    that ``runtime.fastcall`` generates uses these.
+    packing: layout of a block's memory. function: the kernel, as an argument of `launch`. launch: the driver's launch
+    function; its arguments are the address of a block's configuration, `function`, the address of the block's table,
+    and None; it returns the number of an error, 0 for success. waiting: the pool of each stream, by its address. The
+    code that ``runtime.fastcall`` generates uses these.
     """
 
     def __init__(self, kernel: LoadedKernel, launch: engine.Launch, dependent: bool):
@@ -135,16 +135,16 @@ class Launcher:
         self._kernel = kernel
         self._launch = launch
         self._dependent = dependent
-        self._most = None  # CTAs, where the device may hold fewer than the launch has
+        self._most = None  # maximum of resident CTAs, if it may be less than the grid
         if launch.cooperative and launch.cluster != 1 and launch.grid:
             self._most = launch.cluster * kernel.resident_clusters(launch, self._config(0, cooperative=False))
 
     def grid(self, rows: int) -> int:
-        """CTAs to start for a number of rows, of a launch that has ``ByRows``."""
+        """Number of CTAs to launch for a number of rows. The launch has ``ByRows``."""
         return self._started(self._launch.by_rows.grid(rows))
 
     def new(self, stream: int) -> Block:
-        """A new block for the stream, with the grid of the launch. It enters the pool when it is put back."""
+        """A new block for the stream, with the grid of the launch. The caller puts it into the pool after use."""
         waiting = self.waiting.get(stream)
         if waiting is None:
             make_room(self.waiting, _STREAMS_KEPT)
@@ -157,14 +157,14 @@ class Launcher:
         """Set 4 bytes at each address to zero."""
         if not addresses:
             return
-        # The default stream is that of the current device.
+        # The default stream belongs to the current device.
         with devices.current(self._kernel.device.ordinal):
             for address in addresses:
                 (error,) = driver.cuMemsetD32Async(address, 0, 1, stream)
                 devices.check(error, f"clearing 4 bytes for kernel {self._kernel.entry!r} on {self._kernel.device}")
 
     def refused(self, error: int, block: Block) -> None:
-        """Handle a start of this block that the driver refused, as ``LoadedKernel.elsewhere``."""
+        """Handle a launch of this block that the driver refused, as ``LoadedKernel.elsewhere`` does."""
         self._kernel.elsewhere(error, lambda: self.launch(block[2], self.function, block[3], None), self._launch)
 
     def _started(self, grid: int) -> int:
@@ -199,9 +199,9 @@ class Launcher:
 
 
 class _Arguments:
-    """Memory for a launch's arguments. table: address of the table of their addresses, as the driver takes them.
+    """Memory for a launch's arguments. table: address of the table of their addresses, for the driver.
 
-    The driver would also take all arguments as one packed buffer, but captures no cooperative launch of that form.
+    The driver also accepts arguments as one packed buffer, but cannot capture a cooperative launch of that form.
     """
 
     def __init__(self, packing: Packing):
@@ -213,8 +213,8 @@ class _Arguments:
 
 @functools.cache
 def _driver_launch() -> Callable[[int, int, int, None], int]:
-    """cuLaunchKernelEx by its address: cuda.bindings' wrapper of it takes a quarter of a microsecond more."""
-    version = 12000  # whose form of it this is
+    """cuLaunchKernelEx as a ctypes function; cuda.bindings' wrapper takes a quarter of a microsecond more."""
+    version = 12000  # CUDA version of this signature
     flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
     error, address, _ = driver.cuGetProcAddress(b"cuLaunchKernelEx", version, flags)
     devices.check(error, "looking up cuLaunchKernelEx")
@@ -224,11 +224,10 @@ def _driver_launch() -> Callable[[int, int, int, None], int]:
 
 @functools.lru_cache(maxsize=1024)
 def load(cubin: bytes, entry: str, device: Device) -> LoadedKernel:
-    """Load a cubin and take its kernel `entry` (a name as the binary has it, so extern "C" in the source).
+    """Load a cubin and return its kernel `entry`, a name as in the binary (extern "C" in the source).
 
-    Kept: graphs that differ in the number of rows share a cubin, and so its kernel.
-
-    Raises DeviceError where the device cannot run the cubin or it has no such kernel.
+    Kernels are cached, as graphs that differ in the number of rows share a cubin. Raises DeviceError if the device
+    cannot run the cubin, or the cubin has no such kernel.
     """
     from graphfuse.runtime.cuda_core import ObjectCode
 

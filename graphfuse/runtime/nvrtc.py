@@ -1,4 +1,4 @@
-"""From CUDA C++ source to a cubin. Needs NVRTC, but no device."""
+"""Compiles CUDA C++ source to a cubin. It requires NVRTC, but no device."""
 
 import re
 from typing import TextIO
@@ -7,8 +7,8 @@ from graphfuse.base.errors import KernelCompileError
 from graphfuse.runtime import toolkit
 
 OPTIONS = {"std": "c++17", "fma": False, "lineinfo": True}
-"""Options of every program. fma is off: which products the compiler contracts depends on the
-code around them, and bits must not; kernels write fmaf where they mean it."""
+"""Options of every program. fma is off, as the compiler's choice of products to contract would depend on the code
+around them, and bits must not. Kernels call fmaf explicitly."""
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b", re.MULTILINE)
 
@@ -22,10 +22,9 @@ def needs(source: str) -> toolkit.Toolkit:
 def compile(source: str, arch: str, name: str, warnings: TextIO | None = None) -> bytes:
     """Compile to machine code.
 
-    arch: as NVRTC takes it ("sm_90a"). name: what messages and profilers call the source.
-    warnings: where NVRTC's go, if it has any.
-    Raises ToolkitNotFoundError before compiling, or KernelCompileError with NVRTC's log, which shows the lines it is
-    about (attributes `log` and `source`).
+    arch: as NVRTC accepts it ("sm_90a"). name: the name of the source in messages and profilers. warnings: the file
+    that NVRTC's warnings are written to. Raises ToolkitNotFoundError before compiling, or KernelCompileError with
+    NVRTC's log and its source lines (attributes `log` and `source`).
     """
     toolkit.load()
     kit = needs(source)
@@ -39,10 +38,10 @@ def compile(source: str, arch: str, name: str, warnings: TextIO | None = None) -
     try:
         program = Program(source, "c++", ProgramOptions(name=name, arch=arch, **OPTIONS, **headers))
         return bytes(program.compile("cubin", logs=warnings).code)
-    except Exception as error:  # cuda.core's classes and NVRTC's own; whichever, no cubin came out
+    except Exception as error:  # classes of cuda.core and of NVRTC
         log = str(error).strip("\0 \n")
-    # Out here `error` is gone, and no local is the new one: either would hold the program in a
-    # cycle, and cuda.core complains on standard error when the garbage collector frees one.
+    # The failure is raised outside of the except block and without a local: `error` or such a local would keep the
+    # program in a reference cycle, and cuda.core prints an error when the garbage collector frees one.
     raise _failure(f"NVRTC {kit.version} did not compile {name!r} for {arch}:\n{log}", log, source)
 
 

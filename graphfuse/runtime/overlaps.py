@@ -1,4 +1,4 @@
-"""Which tensors of a call may not share memory, and whether they do. Only the distance of their addresses counts."""
+"""Checks whether two tensors of a call share memory that they may not, given the distance of their addresses."""
 
 import functools
 from collections.abc import Callable
@@ -13,9 +13,10 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class Conflict:
-    """The layout of a tensor that is written, `made`, and that of another tensor that may not share memory with it.
+    """The layouts of a tensor that is written, `made`, and of another tensor that may not share memory with it.
 
-    in_place: whether the two may be the same memory exactly: the same address, layout and data type.
+    in_place: whether the two may be exactly the same memory, with the same address, layout and data type. same_type:
+    whether both have the same data type.
     """
 
     made: Storage
@@ -25,16 +26,17 @@ class Conflict:
 
     @property
     def near(self) -> tuple[int, int]:
-        """(low, high): the two can share a byte only if low < apart < high, where `made` begins `apart` bytes behind
-        `other`."""
+        """(low, high): the two can share a byte only if low < apart < high.
+
+        apart: the address of `made` minus that of `other`, in bytes."""
         return -self.made.nbytes, self.other.nbytes
 
     @cached_property
     def clash(self) -> Callable[[int], bool]:
-        """True if the two share memory that they may not, given how many bytes `made` begins behind `other`.
+        """Function that returns True if the two share memory that they may not, given `apart` (``near``).
 
-        Views of one tensor, as queries and keys of a packed projection, lie equally far apart in every call, so the
-        answers for a few distances are kept.
+        Views of one tensor, such as queries and keys of a packed projection, have the same distance in every call, so
+        the answers for a few distances are cached.
         """
         return functools.lru_cache(maxsize=_KEPT)(self._clash)
 
@@ -46,7 +48,7 @@ class Conflict:
         return not (self.in_place and apart == 0 and same)
 
     def refused(self, made: object, other: object) -> VariantPackError:
-        """The error where they clash, by what they are called."""
+        """The error if the two clash. made, other: their names."""
         accepted = "memory of its own"
         if self.in_place:
             accepted += ", or exactly that tensor's with the same data type, shape and stride"

@@ -1,4 +1,4 @@
-"""The environment of a run on a GPU: what it was made on and with."""
+"""The environment of a run on a GPU: device, driver, versions, commit and date."""
 
 import datetime
 import platform
@@ -11,7 +11,7 @@ from graphfuse.base import settings
 _DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
 _ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = _ROOT if (_ROOT / "pyproject.toml").exists() else None
-"""The sources that run, where they are a checkout and no installed package."""
+"""Folder of the sources if they are a checkout; None if they are an installed package."""
 DISTRIBUTIONS = ("torch", "cuda-core", "cuda-bindings", "cuda-pathfinder", "nvidia-cuda-nvrtc", "numpy")
 
 
@@ -27,14 +27,15 @@ def no_gpu() -> str | None:
 
 
 def gpu_needed(command: str) -> str | None:
-    """Text for users where `command` cannot run; None where there is a GPU."""
+    """Text for users if `command` cannot run here; None if there is a GPU."""
     reason = no_gpu()
     return None if reason is None else f"{command} needs a GPU: {reason}"
 
 
 def environment(root: Path | None) -> dict[str, object]:
-    """Device, driver, versions, commit (with "-dirty" where files were changed) and date. root: the sources,
-    None where they are an installed package."""
+    """Device, driver, versions, commit (with "-dirty" if files were changed) and date.
+
+    root: folder of the sources; None if they are an installed package."""
     import torch
 
     from graphfuse.runtime import toolkit

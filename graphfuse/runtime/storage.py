@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, and whether two tensors share any of it."""
+"""Layout of a tensor in memory, and whether two layouts overlap."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +12,13 @@ from graphfuse.op_graph.ir import FrozenTensor
 
 Shape = tuple[int, ...]
 
-# Effort for the exact overlap test, in numpy's candidate solutions; what needs more counts as an overlap.
+# Limit for the exact overlap test, in numpy's candidate solutions. Beyond it, layouts count as overlapping.
 _OVERLAP_WORK = 10_000
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Layout of a tensor in memory: a storage element is itemsize bytes, FP4 two values in one byte."""
+    """Layout of a tensor in memory, in storage elements of itemsize bytes. Of FP4 it is one byte with two values."""
 
     dim: tuple[int, ...]
     stride: tuple[int, ...]
@@ -26,7 +26,7 @@ class Storage:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Extents other than 1, which is all that has to agree."""
+        """Extents other than 1. Two shapes agree if these do."""
         return tuple(e for e in self.dim if e != 1)
 
     @cached_property
@@ -36,17 +36,17 @@ class Storage:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes from the first to past the last, for strides that are not negative."""
+        """Bytes from the first element to the end of the last one, for strides that are not negative."""
         return 0 if 0 in self.dim else self.itemsize * (1 + sum((e - 1) * s for e, s in self.layout))
 
 
 def storage(tensor: FrozenTensor) -> Storage:
-    """The storage of a tensor, of a reordered one all bytes that it takes. VariantPackError for an FP4 tensor
-    whose pairs do not fill bytes."""
+    """Layout of a tensor; for a reordered one, that of all its bytes. Raises VariantPackError for an FP4 tensor whose
+    pairs do not fill bytes."""
     if tensor.reordering is not tensor_reordering.NONE:
         return Storage((tensor.nbytes,), (1,), 1)
     if tensor.ragged is not None:
-        # All that is known to be there whatever the offsets: the first row of each head.
+        # The first row of each head, which is in memory for any offsets.
         dim = (1, *(1 if axis == ROWS else extent for axis, extent in enumerate(tensor.dim) if axis))
         return Storage(dim, tensor.stride, tensor.dtype.bits // 8)
     if tensor.dtype is not data_type.FP4_E2M1:
@@ -66,9 +66,9 @@ def storage(tensor: FrozenTensor) -> Storage:
 
 
 def unpacked(dtype: data_type, dim: Shape, stride: Shape) -> tuple[Shape, Shape]:
-    """dim and stride in elements, from those in storage elements: the way back from `storage`.
+    """dim and stride in elements, from those in storage elements; the inverse of `storage`.
 
-    Pairs lie along the last axis of stride 1 (the last axis if none has it).
+    Pairs of FP4 are along the last axis of stride 1 (the last axis if none has it).
     """
     if dtype is not data_type.FP4_E2M1 or not dim:
         return dim, stride
@@ -78,10 +78,9 @@ def unpacked(dtype: data_type, dim: Shape, stride: Shape) -> tuple[Shape, Shape]
 
 
 def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
-    """True if two layouts at byte addresses share a byte; True also where finding out takes too long.
+    """True if two layouts at byte addresses share a byte, or if checking that takes too long.
 
-    Exact, so that interleaved views of one allocation (columns 0:8 and 8:16 of its
-    rows) count as separate.
+    The check is exact, so interleaved views of one allocation (columns 0:8 and 8:16 of its rows) do not overlap.
     """
     if 0 in one.dim or 0 in two.dim:
         return False
@@ -94,7 +93,7 @@ def overlap(one: Storage, at: int, two: Storage, other_at: int) -> bool:
 
 
 def _view(stored: Storage, address: int):
-    """Memory at an address for numpy to reason about; nothing ever reads or writes it."""
+    """numpy array at an address, which is never read or written."""
     import numpy
 
     interface = {

@@ -1,8 +1,8 @@
-"""How kernels are timed: CUDA graph replay over rotating buffers, so that the L2 is cold.
+"""Times kernels by replaying a CUDA graph over rotating buffers, so that the L2 is cold.
 
 Each call works on the next of k buffer sets that together exceed 256 MB (at most 64 sets). At least 8 calls are
-captured into one CUDA graph. It is replayed for some milliseconds between two events. Outputs are allocated before,
-inputs are random. Candidates are timed in turns, so that a drift of the machine affects all of them.
+captured into one CUDA graph. It is replayed for some milliseconds between two events. Callers allocate outputs before
+and use random inputs. Candidates are timed in turns, so that a drift of the machine affects all of them.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 COLD_BYTES = 256 << 20
 REPEATS = 7
 LEAST_CALLS = 8
-_ONCE = 3  # single calls: the host may pause in one
-_EDGES = (13, 3)  # cuda-bindings before it return freed memory for what an edge is (NVIDIA/cuda-python#1804)
+_ONCE = 3  # number of single calls, as the host may pause in one
+_EDGES = (13, 3)  # cuda-bindings before this version return freed memory as edge data (NVIDIA/cuda-python#1804)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def buffer_sets(bytes_per_call: int, most: int = 64) -> int:
 
 @dataclass(frozen=True)
 class Captured:
-    """A CUDA graph of `calls` calls, and how often it is replayed for one sample. held: keeps alive what the calls work
-    on, which the graph has by address alone."""
+    """A CUDA graph of `calls` calls. replays: the number for one sample. held: the functions of the calls, which keep
+    their buffers alive, as the graph has only addresses."""
 
     graph: object
     calls: int
@@ -43,17 +43,17 @@ class Captured:
     held: Sequence[Callable[[], object]]
 
     def sample(self) -> float:
-        """Microseconds of one call, mean over the replays."""
+        """Microseconds of one call, as the mean over the replays."""
         return _replay(self.graph, self.replays) / (self.replays * self.calls)
 
 
 def capture(
     calls: Sequence[Callable[[], object]], least_us: float = 4000.0, least_calls: int = LEAST_CALLS
 ) -> Captured:
-    """Calls that do the same work on one buffer set each, made ready to be timed.
+    """CUDA graph of `calls`, which do the same work on one buffer set each.
 
-    A sample is to take `least_us` microseconds, the graph to hold `least_calls` calls. What the calls raise is raised,
-    when they are made and when they are captured.
+    least_us: microseconds that a sample is to take. least_calls: calls that the graph has at least. Raises the errors
+    of the calls, which are made once before they are captured.
     """
     import torch
 
@@ -73,7 +73,7 @@ def capture(
 
 
 def dependent_launch(captured: Captured) -> bool | None:
-    """True if kernels of the graph begin by programmatic dependent launch; None if the driver does not tell."""
+    """True if the graph has edges of programmatic dependent launch; None if that cannot be read."""
     from cuda.bindings import __version__, driver
 
     if tuple(map(int, __version__.split(".")[:2])) < _EDGES:
@@ -92,7 +92,7 @@ def dependent_launch(captured: Captured) -> bool | None:
 
 
 def compare(captured: Sequence[Captured], repeats: int = REPEATS) -> list[Time]:
-    """The time of each: `repeats` rounds of one sample each, after a round that is not counted."""
+    """The time of each graph, from `repeats` rounds of one sample each, after a round that is not counted."""
     rounds = [[one.sample() for one in captured] for _ in range(repeats + 1)][1:]
     return [Time(statistics.median(times), min(times), max(times)) for times in zip(*rounds, strict=True)]
 
@@ -103,8 +103,9 @@ def measure(
     least_us: float = 4000.0,
     limit: float = math.inf,
 ) -> Time:
-    """Time of one call, each of `calls` being the same work on another buffer set. What takes more than `limit`
-    microseconds each time that it is called once, the host's part with it, is not timed further."""
+    """Time of one call. calls: the same work on different buffer sets. limit: microseconds.
+
+    If each of the first few single calls takes more than the limit, including host time, the result is of these."""
     if limit < math.inf:
         once = list(itertools.takewhile(lambda us: us > limit, (_between(calls[0]) for _ in range(_ONCE))))
         if len(once) == _ONCE:
@@ -121,7 +122,7 @@ def _replay(graph, replays: int) -> float:
 
 
 def _between(work: Callable[[], object]) -> float:
-    """Microseconds from before `work` to behind it on the current stream."""
+    """Microseconds on the current stream between events before and after `work`."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

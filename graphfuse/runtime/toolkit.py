@@ -1,7 +1,7 @@
 """Finds NVRTC and the CUDA headers. Finding loads nothing; `load` does.
 
-The places, in order: CUDA_HOME, CUDA_PATH, the pip wheels (newer NVRTC versions contain headers), /usr/local/cuda, and
-what else cuda.pathfinder finds (conda, the linker's paths). A process has one NVRTC: the first that was loaded.
+It searches in this order: CUDA_HOME, CUDA_PATH, the pip wheels (newer NVRTC versions contain headers), /usr/local/cuda,
+and other places of cuda.pathfinder (conda, the linker's paths). A process has one NVRTC, the first that was loaded.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from graphfuse.base import settings
 from graphfuse.base.errors import ToolkitNotFoundError
 
 SYSTEM_ROOT = Path("/usr/local/cuda")
-# Names of this machine's folder in a toolkit's targets/, and its number in an ELF header.
+# By machine: names of its folder in a toolkit's targets/, and its number in an ELF header.
 _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}
 
@@ -29,13 +29,13 @@ _broken: dict[Path, str] = {}
 
 @dataclass(frozen=True)
 class Toolkit:
-    """An NVRTC and what its programs may include.
+    """An NVRTC and the headers that its programs may include.
 
-    origin: the place it comes from, for messages.
+    origin: the place where it was found, for messages.
     nvrtc: the library's file.
-    version: of NVRTC ("13.5" or longer), "" where no file name tells.
-    nvrtc_bytes: its size, which tells patch releases apart. include_dirs, include_version (CUDA_VERSION of cuda.h) and
-        bundled (NVRTC's own headers) are filled in by `with_headers`.
+    version: of NVRTC ("13.5" or longer), "" if no file name has it.
+    nvrtc_bytes: size of the file, which differs between patch releases.
+    include_dirs, include_version (CUDA_VERSION of cuda.h), bundled (NVRTC's own headers): set by `with_headers`.
     """
 
     origin: str
@@ -48,18 +48,19 @@ class Toolkit:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that a compiled kernel depends on besides source, options and architecture."""
+        """Text of everything that a compiled kernel depends on besides source, options and architecture."""
         headers = (self.bundled, self.include_version, *map(str, self.include_dirs))
         return repr((self.version or str(self.nvrtc), self.nvrtc_bytes, headers))
 
 
 def mend() -> str:
-    """The command that brings what is not there, of the CUDA version that cuda.bindings is for."""
+    """Command that installs NVRTC and headers of the CUDA version that cuda.bindings is for."""
     return f'pip install "graphfuse[cu{_wanted_major()}]"'
 
 
 def find() -> Toolkit:
-    """The NVRTC that is or would be used. Raises ToolkitNotFoundError with every place that was tried."""
+    """The NVRTC that is loaded, else the one that `load` would try first. Raises ToolkitNotFoundError with all places
+    that were searched."""
     if _loaded is not None:
         return _loaded
     path = _in_process()
@@ -69,14 +70,14 @@ def find() -> Toolkit:
 
 
 def load() -> Toolkit:
-    """Load NVRTC so that cuda.bindings uses it; a library that does not load is passed over for the next."""
+    """Load NVRTC so that cuda.bindings uses it. If a library cannot be loaded, the next one is tried."""
     global _loaded
     with _lock:
         while _loaded is None:
             toolkit = find()
             try:
-                # cuda.bindings asks cuda.pathfinder, and that takes a library which is there already.
-                # The builtins go first because NVRTC 13.0's wheel does not find them by itself.
+                # cuda.bindings finds it by cuda.pathfinder, which prefers a library that is loaded already.
+                # The builtins are loaded first because NVRTC 13.0's wheel does not find them by itself.
                 for path in (*_builtins(toolkit.nvrtc), toolkit.nvrtc):
                     ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
             except OSError as error:
@@ -87,7 +88,7 @@ def load() -> Toolkit:
 
 
 def architectures() -> frozenset[int]:
-    """Architectures that the loaded NVRTC compiles for: 90 for SM90. Errors as of `load`."""
+    """Architectures that NVRTC compiles for, such as 90 for SM90. Errors as in `load`, which it calls."""
     load()
     from cuda.bindings import nvrtc
 
@@ -98,8 +99,7 @@ def architectures() -> frozenset[int]:
 def with_headers(toolkit: Toolkit) -> Toolkit:
     """The toolkit with include directories, or with `bundled` set. Raises ToolkitNotFoundError if there are none.
 
-    Asking NVRTC whether it carries headers loads it; that happens only where neither
-    CUDA_HOME, CUDA_PATH nor the wheels have them.
+    NVRTC is loaded to find out whether it has bundled headers, if CUDA_HOME, CUDA_PATH and the wheels have no headers.
     """
     tried: list[str] = []
     named, system = _places(settings.toolkit_roots(), _wheel_roots(), tried)
@@ -121,9 +121,9 @@ def _wanted_major() -> int:
 
 
 def _wheel_roots() -> tuple[Path, ...]:
-    # NVIDIA's wheels share the namespace package `nvidia`. Its search path covers every
-    # entry of sys.path; cuda.pathfinder looks in the site-packages folders alone, and
-    # has no way to find a library without loading it. Before CUDA 13, each wheel has a folder of its own.
+    # NVIDIA's wheels share the namespace package `nvidia`. Its search path covers every entry of sys.path;
+    # cuda.pathfinder searches only the site-packages folders, and cannot find a library without loading it. Before
+    # CUDA 13, each wheel has a separate folder.
     spec = importlib.util.find_spec("nvidia")
     paths = spec.submodule_search_locations if spec else None
     major = _wanted_major()
@@ -135,7 +135,7 @@ Place = tuple[str, Path]
 
 
 def _places(roots: tuple[Place, ...], wheels: tuple[Path, ...], tried: list[str]) -> tuple[tuple[Place, ...], Place]:
-    """The roots in order up to the wheels, and the system's; notes in `tried` those that are not there at all."""
+    """The roots in order up to the wheels, and the system's root. Missing ones are noted in `tried`."""
     named = dict(roots)
     tried += [f"{name}: not set" for name in ("CUDA_HOME", "CUDA_PATH") if name not in named]
     if not wheels:
@@ -194,7 +194,7 @@ def _foreign(path: Path) -> str | None:
     machine = int.from_bytes(head[18:20], "little")
     if machine != _ELF_MACHINE.get(platform.machine(), machine):
         return f"{path.name} is built for another processor"
-    # The table of sections ends the file. Loading a library without its end kills the process.
+    # The table of sections is at the end of the file. Loading a truncated library kills the process.
     sections, each, number = (int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
     return f"{path.name} is truncated" if size < sections + each * number else None
 
@@ -214,7 +214,7 @@ def _with_headers_in(toolkit: Toolkit, origin: str, root: Path, tried: list[str]
         match = re.search(rb"#define\s+CUDA_VERSION\s+(\d+)", head)
         version = int(match[1]) if match else 0
         if version // 1000 == major:
-            # Where CUDA 13 keeps cuda/std and cub, and where wheels for CUDA 12 have those and crt/.
+            # Folders of cuda/std and cub in CUDA 13, and of these and crt/ in wheels for CUDA 12.
             beside = (folder / "cccl", *(root.parent / wheel / "include" for wheel in ("cuda_cccl", "cuda_nvcc")))
             folders = (folder, *(path for path in beside if path.is_dir()))
             return replace(toolkit, include_dirs=folders, include_version=version)
@@ -231,13 +231,13 @@ def _describe(path: Path, origin: str) -> Toolkit:
 
 
 def _builtins(nvrtc: Path) -> tuple[Path, ...]:
-    """The library that NVRTC loads on its own, from beside it: named by major and minor version."""
+    """The library that NVRTC itself loads from its own folder; its name has the major and minor version."""
     beside = nvrtc.resolve().parent.glob(f"libnvrtc-builtins.so.{_wanted_major()}.*")
     return tuple(sorted(path for path in beside if re.search(r"\.so\.\d+\.\d+$", path.name)))[-1:]
 
 
 def _in_process() -> Path | None:
-    """The file of an NVRTC that something else (torch, say) has loaded into this process."""
+    """The file of an NVRTC that another library, such as torch, has loaded into this process; None if there is none."""
     try:
         ctypes.CDLL(f"libnvrtc.so.{_wanted_major()}", mode=os.RTLD_NOLOAD)
     except OSError:
@@ -267,7 +267,6 @@ def _by_pathfinder(broken: dict[Path, str], tried: list[str]) -> Path | None:
 def _has_bundled_headers(toolkit: Toolkit) -> bool:
     from graphfuse.runtime.cuda_core import ProgramOptions
 
-    # Both sides must know the option: cuda.core as a field, NVRTC by the function that
-    # arrived together with it.
+    # Both must support the option: cuda.core by a field, NVRTC by the function that was added with it.
     library = ctypes.CDLL(str(toolkit.nvrtc), mode=os.RTLD_NOLOAD)
     return hasattr(ProgramOptions, "use_bundled_headers") and hasattr(library, "nvrtcInstallBundledHeaders")

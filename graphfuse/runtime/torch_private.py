@@ -1,7 +1,7 @@
-"""Private names of torch that graphfuse uses. A function for each, which also has the substitute.
+"""Private names of torch that graphfuse uses, with a function for each name.
 
-torch promises none of these names. If torch lacks one, the function returns something public that does the same more
-slowly, or an answer that costs only speed. Nothing here imports torch: a caller has its tensors, or uses it already.
+These names may change with any version of torch. If torch lacks one, the function returns a public substitute that is
+slower, or a result that costs only speed. Nothing here imports torch, as callers have imported it already.
 """
 
 import functools
@@ -18,7 +18,7 @@ Extents = Sequence[int | None]
 
 
 def _find(path: str) -> object | None:
-    """An attribute of torch by its dotted path, None where it is not there."""
+    """An attribute of torch by its dotted path; None if torch lacks it."""
     found = sys.modules.get("torch")
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -26,14 +26,14 @@ def _find(path: str) -> object | None:
 
 
 def guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: Sequence[Extents]) -> Check:
-    """Returns a check that tells whether tensors are like these in all but their memory. It keeps none of them.
+    """Function that returns True if its arguments are like these tensors except for their memory. It keeps none alive.
 
-    sizes, strides: in elements, for each tensor; None for an extent or stride that is not compared. The check also
-    compares type, data type, device, layout, requires_grad (not whether gradients are on), dispatch keys and rank. It
-    may say no to one tensor that is given twice. It raises TypeError for another number of arguments, and of what is
-    no tensor whatever the comparison raises. Nested tensors must not be given to it: torch would end the process.
+    sizes, strides: in elements, for each tensor; None for an extent or stride that is not compared. The function also
+    compares type, data type, device, layout, requires_grad (not the grad mode), dispatch keys and rank. It may return
+    False if the same tensor is given twice. It raises TypeError for another number of arguments, and any exception for
+    arguments that are no tensors. It must not get nested tensors, with which torch would end the process.
 
-    torch.compile guards its graphs with the same check. Without it Python compares, at ten times the cost.
+    torch.compile guards its graphs with the same function. The substitute in Python takes ten times as long.
     """
     made = _find("_C._dynamo.guards.TensorGuards")
     if made is None:
@@ -69,10 +69,10 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
 
 def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
-    """Returns what allocates on a CUDA device, given shape, strides and data type. device: with an index.
+    """Function that allocates on a CUDA device, given shape, strides and data type. device: with an index.
 
-    Code that torch.compile generates allocates by the same function, on the current device, in two thirds of the time
-    of ``torch.empty_strided``. That takes its place on another device, and where torch no longer has it.
+    Code that torch.compile generates uses the same function of torch, which allocates on the current device and takes
+    two thirds of the time of ``torch.empty_strided``. The latter is used on other devices, and as the substitute.
     """
     torch = sys.modules["torch"]
     general = functools.partial(torch.empty_strided, device=device)
@@ -90,9 +90,9 @@ def empty_cuda(device: object) -> Callable[[tuple, tuple, object], object]:
 
 
 def raw_stream() -> Callable[[int], int]:
-    """Returns what tells the address of torch's current stream on a CUDA device, given the device's ordinal.
+    """Function that returns the address of torch's current stream on a CUDA device, given the device's ordinal.
 
-    In its place ``torch.cuda.current_stream``, which makes an object first and takes thirty times as long.
+    The substitute is ``torch.cuda.current_stream``, which makes an object and takes thirty times as long.
     """
     found = _find("_C._cuda_getCurrentRawStream")
     if found is not None:
@@ -102,10 +102,10 @@ def raw_stream() -> Callable[[int], int]:
 
 
 def setting(where: str, name: str) -> tuple[Callable[[], tuple], Callable[..., object]]:
-    """Returns what reads and what writes a setting of torch's: `name` of the module `where` of torch.backends. What is
-    read is the tuple of arguments that `write` takes. Newer versions of torch have two values under one name.
+    """Functions that read and write a setting of torch: `name` of the module `where` of torch.backends.
 
-    In its place the attributes of torch.backends, which take four times as long.
+    The first returns a tuple, which is unpacked as the arguments of the second. Newer versions of torch have two values
+    for one name. The substitutes are attributes of torch.backends, which take four times as long.
     """
     own = {
         "cuda.matmul.allow_bf16_reduced_precision_reduction": (
@@ -132,16 +132,17 @@ def setting(where: str, name: str) -> tuple[Callable[[], tuple], Callable[..., o
 
 
 def symmetric(t: object, group: object) -> object | None:
-    """The symmetric memory that a tensor on a CUDA device lies in, as the group's ranks see it: `buffer_ptrs`, `rank`,
-    `world_size`, `barrier`. None if it lies elsewhere, or torch has none. The first call for some memory is collective.
-    """
+    """The symmetric memory of a CUDA tensor, with `buffer_ptrs`, `rank`, `world_size` and `barrier` of the group.
+
+    None if the tensor is in other memory, or torch has no symmetric memory. The first call for each memory is a
+    collective of the group's ranks."""
     module = _symmetric_memory()
     is_one = getattr(module, "is_symm_mem_tensor", None)  # without it, torch warns of other tensors
     return None if module is None or is_one is not None and not is_one(t) else module.rendezvous(t, group)
 
 
 def symmetric_zeros(count: int, dtype: object, device: object) -> object:
-    """Zeros in symmetric memory, of a torch that has it. count: how many."""
+    """Tensor of `count` zeros in symmetric memory, which torch must have."""
     return _symmetric_memory().empty(count, dtype=dtype, device=device).zero_()
 
 
@@ -160,13 +161,14 @@ def _symmetric_memory() -> object | None:
 
 
 def process_group(name: str) -> object:
-    """The group of ranks that graphs have this name of."""
+    """The process group with this name, by which graphs refer to it."""
     return importlib.import_module("torch.distributed.distributed_c10d")._resolve_process_group(name)
 
 
 @dataclass(frozen=True)
 class RowwiseStyle:
-    """Layouts of what a module returns that `RowwiseParallel` of torch was applied to. local: as a plain tensor."""
+    """Layouts of the output of a module to which torch's `RowwiseParallel` was applied. local: whether the output is a
+    plain tensor."""
 
     output_layouts: tuple[object, ...]
     local: bool
@@ -177,8 +179,8 @@ class RowwiseStyle:
 
 
 def rowwise_style(module: object) -> RowwiseStyle | None:
-    """Style in which `RowwiseParallel` of torch splits a linear layer; None for other modules, and for those with more
-    hooks behind them. The hook that it sets is told by the function in its closure."""
+    """Style in which torch's `RowwiseParallel` splits a linear layer; None for other modules, and for those with more
+    forward hooks. The style's hook is recognized by the function in its closure."""
     style = getattr(sys.modules.get("torch.distributed.tensor.parallel"), "RowwiseParallel", None)
     hooks = list(module._forward_hooks.values())
     if style is None or len(hooks) != 1 or type(module) is not sys.modules["torch"].nn.Linear:
@@ -192,25 +194,27 @@ def rowwise_style(module: object) -> RowwiseStyle | None:
 
 
 def weak_storage(t: object) -> object:
-    """A weak reference to a tensor's storage, with `cdata`, that no other storage has while it lives, and `expired`."""
+    """A weak reference to a tensor's storage, with `expired` and `cdata`. The latter is unique while it lives."""
     return importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef(t.untyped_storage())
 
 
 def native_functions() -> object | None:
-    """Module of the functions that those of torch.nn.functional call, which Dynamo may write into a graph instead.
-    Without it these are unknown operations, which regions end at."""
+    """Module of the functions that torch.nn.functional calls, which Dynamo may put into a graph instead.
+
+    If torch lacks it, they count as unknown operations, at which regions end."""
     return _find("_C._nn")
 
 
 def tracing() -> Callable[[], bool]:
-    """Returns what tells whether ``torch.jit.trace`` is at work in this thread."""
+    """Function that returns True if ``torch.jit.trace`` is active in this thread."""
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing
 
 
 def observed() -> Callable[[], bool]:
-    """Function that says if somebody in this thread wants to see what is called: the compiler, ``torch.jit.trace``, a
-    mode of ``__torch_dispatch__``, a transform of torch.func or a forward derivative. Always, where torch cannot tell:
-    then all calls take the dispatcher."""
+    """Function that returns True if calls in this thread must go through torch's dispatcher.
+
+    These are calls under the compiler, ``torch.jit.trace``, a ``__torch_dispatch__`` mode, a transform of torch.func or
+    forward-mode differentiation. If torch lacks a name, it always returns True."""
     modes, transforms = _find("_C._len_torch_dispatch_stack"), _find("_C._are_functorch_transforms_active")
     forward_ad, compiling, is_tracing = _find("autograd.forward_ad"), _find("compiler.is_dynamo_compiling"), tracing()
     if modes is None or transforms is None or not hasattr(forward_ad, "_current_level"):
@@ -219,8 +223,9 @@ def observed() -> Callable[[], bool]:
 
 
 def dispatched_to(call: Callable[..., object]) -> AbstractContextManager[object] | None:
-    """Context in which call(operator, args, kwargs) is made in the place of each operator; None where torch has none.
-    Within it operators are called as they are."""
+    """Context in which call(operator, args, kwargs) replaces each call of an operator; None if torch lacks the name.
+
+    Within `call`, operators are called directly."""
     base = _find("utils._python_dispatch.TorchDispatchMode")
     return None if base is None else _calling(base)(call)
 
@@ -239,14 +244,15 @@ def _calling(base: type) -> type:
 
 
 def fake_mode() -> type | None:
-    """The class of modes under which operations make tensors without data; None where there is none."""
+    """The class of modes under which operations make tensors without data; None if torch lacks it."""
     return _find("_subclasses.fake_tensor.FakeTensorMode")
 
 
 @contextmanager
 def tried_quietly() -> Iterator[None]:
-    """Context in which torch does not log, as the error of a user, that an operation fails on tensors without data in
-    this thread. It raises nevertheless."""
+    """Context in which torch does not log errors of operations on tensors without data in this thread.
+
+    The errors are still raised."""
     here, logger = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_kept(record: logging.LogRecord) -> bool:
@@ -260,19 +266,21 @@ def tried_quietly() -> Iterator[None]:
 
 
 def without_modes() -> AbstractContextManager[object]:
-    """Context in which no mode of ``__torch_dispatch__`` sees what is called. Where torch has none, modes see it."""
+    """Context in which no ``__torch_dispatch__`` mode intercepts calls. If torch lacks the name, modes still do."""
     return (_find("utils._python_dispatch._disable_current_modes") or nullcontext)()
 
 
 def python_dispatcher() -> AbstractContextManager[object]:
-    """Context in which operators run torch's rules in Python, which know extents that vary. Where torch has none, its
-    own in C++, of which some do not."""
+    """Context in which operators use torch's rules in Python, which support symbolic extents.
+
+    If torch lacks the name, operators use the rules in C++, some of which do not support these."""
     return (_find("_dispatch.python.enable_python_dispatcher") or nullcontext)()
 
 
 def decomposition(operator: object) -> Callable[..., object] | None:
-    """Function that makes what an operator does by calling others, as inductor has it; of a primitive of torch's own
-    references, what it is called in aten. None where torch has none."""
+    """Function that computes an operator by calling others, as in inductor; None if torch has none.
+
+    For a primitive of torch's references (prims), it is the operator of aten."""
     in_aten = getattr(operator, "impl_aten", None)
     if in_aten is not None:
         return in_aten
@@ -282,8 +290,9 @@ def decomposition(operator: object) -> Callable[..., object] | None:
 
 
 def differentiates_forward() -> Callable[[], bool]:
-    """Function that says if a level of forward derivatives (``torch.autograd.forward_ad.dual_level``) is at work.
-    Always, where torch cannot tell."""
+    """Function that returns True if a level of forward-mode differentiation (``forward_ad.dual_level``) is active.
+
+    If torch lacks the name, it always returns True."""
     forward_ad = _find("autograd.forward_ad")
     if not hasattr(forward_ad, "_current_level"):
         return lambda: True
@@ -291,24 +300,25 @@ def differentiates_forward() -> Callable[[], bool]:
 
 
 def is_differentiated_by_func() -> bool:
-    """True if the innermost transform of torch.func at work is grad. False where torch cannot tell: the error that
-    follows is then torch's own."""
+    """True if the innermost active transform of torch.func is grad. False if torch lacks the name; it then raises its
+    own error."""
     peek = _find("_C._functorch.peek_interpreter_stack")
     top = None if peek is None else peek()
     return top is not None and top.key() == sys.modules["torch"]._C._functorch.TransformType.Grad
 
 
 def any_requires_grad() -> Callable[..., bool]:
-    """Returns what tells whether one of its arguments is a tensor that requires a gradient."""
+    """Function that returns True if one of its arguments is a tensor that requires a gradient."""
     found = _find("_C._any_requires_grad")
     return found or (lambda *values: any(getattr(value, "requires_grad", False) for value in values))
 
 
 def is_plain(value: object) -> bool:
-    """True if a value can be used without the dispatcher. These tensors cannot: those of a class with a
-    ``__torch_dispatch__``, as fake tensors are, those on the meta device, those of the vmap that autograd has for
-    ``is_grads_batched``, which is no transform of torch.func, and those whose values are not what lies in memory: the
-    imaginary part of a conjugate, zeros without memory, and wrappers that make a program functional."""
+    """True if a value can be used without torch's dispatcher.
+
+    False for tensors of a class with ``__torch_dispatch__``, such as fake tensors; those on the meta device; those of
+    autograd's vmap for ``is_grads_batched``, which is no transform of torch.func; and those whose memory does not hold
+    their values: lazily conjugated or negated ones, zeros without memory, and functionalization's wrappers."""
     tensor = sys.modules["torch"].Tensor
     disabled = tensor.__torch_dispatch__
     if getattr(type(value), "__torch_dispatch__", disabled) is not disabled:
@@ -321,9 +331,10 @@ def is_plain(value: object) -> bool:
 
 
 def batches_of_gradients() -> tuple[Callable[[object], object], Callable[[object], object]] | None:
-    """Returns what has the samples of a tensor as its first dimension, where autograd's vmap for ``is_grads_batched``
-    maps over it, else the tensor itself; and the way back. None where torch lacks a name: its own error follows, that
-    an operator has no rule."""
+    """Two functions for tensors that autograd's vmap for ``is_grads_batched`` maps over.
+
+    The first makes the mapped dimension the first one, and returns other tensors unchanged; the second is its inverse.
+    None if torch lacks a name; torch then raises its own error that an operator has no batching rule."""
     mapped = _find("_C._functorch.is_legacy_batchedtensor")
     split, join = _find("_remove_batch_dim"), _find("_add_batch_dim")
     enter, leave = _find("_C._vmapmode_increment_nesting"), _find("_C._vmapmode_decrement_nesting")
@@ -342,26 +353,27 @@ def batches_of_gradients() -> tuple[Callable[[object], object], Callable[[object
 
 
 def replicates_implicitly() -> bool:
-    """True if ``torch.distributed.tensor.experimental.implicit_replication`` is at work, under which plain tensors
-    count as DTensors that are replicated. False where torch cannot tell."""
+    """True if ``torch.distributed.tensor.experimental.implicit_replication`` is active, under which plain tensors count
+    as replicated DTensors. False if torch lacks the name."""
     dispatcher = _find("distributed.tensor.DTensor._op_dispatcher")
     return bool(getattr(dispatcher, "_allow_implicit_replication", False))
 
 
 def registrations(namespace: str) -> AbstractContextManager[object]:
-    """A ``torch.library.Library`` for kernels of operators that are there, until the context ends. Without torch's own
-    context, registrations end with the last reference to the library."""
+    """Context with a ``torch.library.Library`` for kernels of existing operators, which are removed when it ends.
+
+    If torch lacks the name, they are removed with the last reference to the library."""
     scoped = _find("library._scoped_library")
     library = sys.modules["torch"].library.Library
     return nullcontext(library(namespace, "IMPL")) if scoped is None else scoped(namespace, "IMPL")
 
 
 def below_autograd(operator: object, keys: object, *values: object, **named: object) -> object:
-    """Run an operator as if autograd were not there. keys: of the dispatcher, as its kernels get them."""
+    """Run an operator below autograd. keys: the dispatch keys that the operator's kernel got."""
     torch = sys.modules["torch"]
     guard_below, after = _find("_C._AutoDispatchBelowAutograd"), _find("_C._after_autograd_keyset")
     if guard_below is None or after is None:
-        with torch.inference_mode():  # which leaves autograd out, too, and makes tensors that it never takes
+        with torch.inference_mode():  # skips autograd, too, but makes inference tensors, which are cloned
             made = operator(*values, **named)
         copied = lambda t: t.clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
         return tuple(map(copied, made)) if isinstance(made, tuple) else copied(made)
@@ -370,22 +382,22 @@ def below_autograd(operator: object, keys: object, *values: object, **named: obj
 
 
 def single_level_apply(function: type) -> Callable[..., object]:
-    """``apply`` of a ``torch.autograd.Function``, for calls during which no transform of torch.func is at work: it does
-    not ask whether one is, which takes a tenth of a call."""
+    """``apply`` of a ``torch.autograd.Function``, for calls while no transform of torch.func is active.
+
+    It does not check for these transforms, which takes a tenth of a call."""
     base = _find("_C._FunctionBase")
     return function.apply if base is None else super(sys.modules["torch"].autograd.Function, function).apply
 
 
 def increment_version() -> Callable[[tuple], None]:
-    """Returns what counts up the versions of tensors, given in a tuple, that were written unseen by torch."""
+    """Function that increments the versions of a tuple of tensors, which were written without torch's knowledge."""
     return _find("_C._increment_version") or sys.modules["torch"].autograd.graph.increment_version
 
 
 def called_plainly() -> Callable[[object], bool]:
-    """Returns what tells whether calling a module does nothing but to call its forward: it has no hooks, and there are
-    none of all modules.
+    """Function that returns True if calling a module only calls its forward, as neither it nor all modules have hooks.
 
-    Where torch no longer has one of these names, no module is said to be called plainly.
+    If torch lacks one of the names, it returns False.
     """
     any_global = _find("nn.modules.module._has_any_global_hook")
     if any_global is None:
@@ -402,17 +414,18 @@ def called_plainly() -> Callable[[object], bool]:
 
 
 def is_compiled(module: object) -> bool:
-    """True if a module is what ``torch.compile`` returned, or its own ``compile`` was called. False where torch cannot
-    tell: what is fused then is compiled again when it is called."""
+    """True if ``torch.compile`` returned the module, or its ``compile`` method was called.
+
+    False if torch lacks the name; a fused module is then compiled again when it is called."""
     made = _find("_dynamo.OptimizedModule")
     return made is not None and isinstance(module, made) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def compiler(name: str, mode: str | None, options: dict[str, object]) -> Callable[[object, object], object]:
-    """Returns what torch.compile calls with a graph for this backend: of inductor with its mode and options, of others
-    with neither. RuntimeError for those that inductor does not know.
+    """Function that torch.compile calls with a graph for this backend. mode, options: only for inductor.
 
-    In its place ``torch.compile`` of the graph, which compiles it when it is first called, and guards again.
+    Raises RuntimeError for a mode or options that inductor does not know. The substitute is ``torch.compile`` of the
+    graph, which compiles at the first call and guards again.
     """
     inductor, lookup = _find("_TorchCompileInductorWrapper"), _find("_dynamo.lookup_backend")
     if name == "inductor" and inductor is not None:
@@ -425,13 +438,15 @@ def compiler(name: str, mode: str | None, options: dict[str, object]) -> Callabl
 
 
 def inductor_setting(name: str) -> object | None:
-    """A setting of inductor; None where torch lacks it."""
+    """A setting of inductor; None if torch lacks it."""
     return _find(f"_inductor.config.{name}")
 
 
 def graph_pass_classes() -> tuple[type, type]:
-    """The base of inductor's passes over graphs, and that of passes which are told whether there is a backward. Without
-    the first, inductor keeps nothing on disk of what had a pass; without the second, no pass is told."""
+    """Base classes of inductor's graph passes, and of passes that are informed whether there is a backward.
+
+    If torch lacks the first, inductor does not cache graphs with a pass on disk. If it lacks the second, no pass is
+    informed."""
     with suppress(ImportError):
         importlib.import_module("torch._inductor.custom_graph_pass")
     base = _find("_inductor.custom_graph_pass.CustomGraphPass") or object
@@ -439,9 +454,11 @@ def graph_pass_classes() -> tuple[type, type]:
 
 
 def call_from_inductor(functions: Mapping[object, str]) -> None:
-    """Let the Python that inductor writes call functions in place of operators that return lists of tensors: that saves
-    torch's dispatcher. functions: by operator, what that Python, which imports torch alone, calls the function. They
-    return new tensors, which inductor may rely on to be aligned. Without inductor's names it calls the operators."""
+    """Make code that inductor generates call functions instead of operators, which avoids torch's dispatcher.
+
+    functions: for each operator, which returns a list of tensors, the name of the function in generated code, which
+    imports only torch. The functions return new tensors, which must be aligned. If torch lacks a name, inductor calls
+    the operators."""
     with suppress(ImportError):
         importlib.import_module("torch._inductor.lowering")
     fallback, lowerings = _find("_inductor.lowering.make_fallback"), _find("_inductor.lowering.lowerings")
@@ -466,20 +483,21 @@ def call_from_inductor(functions: Mapping[object, str]) -> None:
         return lower
 
     for operator, name in functions.items():
-        # As inductor does when it meets an operator that it does not know.
+        # As inductor does for an operator that it does not know.
         fallback(operator, layout_constraint=constraint(tag(operator, with_default=True)), warn=False)
         lowerings[operator] = lowered(lowerings[operator], name)
 
 
 def without_fake_tensors() -> AbstractContextManager[object]:
-    """A context in which operations make tensors with values, also while torch traces with tensors that have none.
-    Without the name they may make such tensors."""
+    """Context in which operations make tensors with data, also while torch traces with fake tensors.
+
+    If torch lacks the name, they may make fake tensors."""
     found = _find("_subclasses.fake_tensor.unset_fake_temporarily")
     return nullcontext() if found is None else found()
 
 
 def reset_cuda_graphs() -> None:
-    """Drop the CUDA graphs that inductor has recorded, if it has; without the name they stay until the process ends."""
+    """Free the CUDA graphs that inductor has recorded. If torch lacks the name, they stay until the process ends."""
     if "torch._inductor.cudagraph_trees" in sys.modules:
         reset = _find("_inductor.cudagraph_trees.reset_cudagraph_trees")
         if reset is not None:

@@ -1,4 +1,4 @@
-"""From the variant pack to addresses: finds each tensor's value, and checks it before anything runs."""
+"""``Binder``: finds each tensor's value in a variant pack and checks it, which results in addresses (``Bindings``)."""
 
 import ctypes
 import sys
@@ -18,18 +18,17 @@ from graphfuse.runtime.overlaps import Conflict
 from graphfuse.runtime.storage import Storage, storage
 
 WORKSPACE_ALIGNMENT = {"cuda": 256, "cpu": 16, "emulator": 16}
-"""Bytes a workspace address is a multiple of. Host allocators promise no more than 16."""
+"""Alignment in bytes of a workspace address, by kind of device. Host allocators guarantee no more than 16."""
 
-# Types that libraries without them keep as plain bytes.
+# Data types that libraries without them store as uint8.
 _AS_BYTES = frozenset({data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP8_E8M0, data_type.FP4_E2M1})
 
 
 @dataclass(frozen=True, eq=False)
 class Bindings:
-    """Addresses of a graph's tensors in one execute (``engine.Buffers``).
+    """Addresses and scalars of a graph's tensors in one call of execute (``engine.Buffers``).
 
-    workspace: its address, 0 where there is none. scalar: as given, not rounded to
-    the tensor's data type.
+    scalars: as given, not rounded to the tensor's data type. workspace: its address; 0 if there is none.
     """
 
     addresses: Mapping[TensorId, int]
@@ -44,11 +43,10 @@ class Bindings:
 
 
 class Binder:
-    """Finds and checks the buffers of one plan. What it needs to know of the graph is worked out once.
+    """Finds and checks the buffers of one plan. Data about the graph is computed once.
 
-    in_place: (input, output) pairs that may be the same memory. placed: byte offsets of
-    tensors in the workspace, beside those whose Tensor.workspace says so. roomy: tensors that may be given as part of
-    larger memory (``_holds``).
+    in_place: (input, output) pairs that may be the same memory. placed: byte offsets of tensors in the workspace, in
+    addition to those of FrozenTensor.workspace. roomy: tensors whose buffers may be larger (``_holds``).
     """
 
     def __init__(
@@ -72,14 +70,14 @@ class Binder:
         self.others = {key: t for t in graph.tensors if t.id not in ids for key in (t.uid, t.name)}
         arrays = [t for t in self.bound if not t.by_value]
         self.outputs = frozenset(t.id for t in arrays if t.id in graph.producer)
-        # Offsets say what is read and written of ragged tensors. On the CPU they are known before.
+        # Ragged offsets decide which memory is accessed. They can be read and checked before only on the CPU.
         ends = {t.id: t for t in self.bound} if device.memory == "cpu" else {}
         self.reaching = tuple((t, ends[t.ragged]) for t in arrays if t.ragged in ends)
         self.storages = {t.id: storage(t) for t in arrays}
         self.constants = {t.id: _constant(t) for t in graph.tensors if t.value is not None}
         in_workspace = {t.id: t.workspace for t in graph.tensors if t.workspace is not None}
         self.in_workspace = (in_workspace | dict(placed or {})).items()
-        # What must not overlap: each output against each input and each later output.
+        # Pairs that must not overlap: each output with each input and with each other output.
         made = [t for t in arrays if t.id in self.outputs and t.elements]
         read = [t for t in arrays if t.id not in self.outputs and t.elements]
         self.occupied = (*read, *made)
@@ -90,22 +88,21 @@ class Binder:
         )
 
     def bind(self, pack: Mapping[object, object], workspace: object) -> Bindings:
-        """Check a variant pack and return where everything is.
+        """Check a variant pack and return its addresses and scalars.
 
-        pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with
-        get_uid(); entries under None, and of tensors that no node uses, are skipped. Values:
-        see ``buffers.describe``, and ``buffers.number`` for tensors passed by value. workspace:
-        a buffer of at least workspace_bytes, None if those are 0.
+        pack: one entry for each tensor of graph.bound. Keys: uid, name, or an object with get_uid(); entries under
+        None, and of tensors that no node uses, are skipped. Values: as in ``buffers.describe``, and as in
+        ``buffers.number`` for tensors passed by value. workspace: a buffer of at least workspace_bytes; None if those
+        are 0.
 
-        An array has to agree with the tensor in data type, shape (axes of extent 1 aside),
-        strides (of axes with more than one position), device and alignment; one for reordered
-        scales may have any shape, if it is dense and large enough, and plain bytes for FP4 or FP8 may be
-        one row of as many as the tensor takes. Of an address only the alignment
-        can be checked. A tensor without elements accepts any address.
-        Outputs overlap neither inputs nor each other, and nothing overlaps the workspace.
+        An array must have the tensor's data type, shape (except axes of extent 1), strides (of axes with more than one
+        position), device and alignment. An array for reordered scales may have any shape if it is dense and large
+        enough. For FP4 or FP8, it may be one row of the tensor's bytes. Only the alignment of an address can be
+        checked. A tensor without elements accepts any address. Outputs must not overlap inputs or each other, and no
+        tensor may overlap the workspace.
 
-        Raises VariantPackTypeError for a wrong data type or what is no buffer, WorkspaceError
-        for the workspace, VariantPackError for all else.
+        Raises VariantPackTypeError for a wrong data type or a value that is no buffer, WorkspaceError for the
+        workspace, VariantPackError for everything else.
         """
         given = self.match(pack)
         sizes: dict[TensorId, int | None] = {}
@@ -126,9 +123,9 @@ class Binder:
         return self.place(given, _workspace(workspace, self.workspace_bytes, self.device))
 
     def place(self, given: Mapping[TensorId, object], workspace: int) -> Bindings:
-        """The part of ``bind`` that looks at addresses and numbers, with its errors.
+        """The part of ``bind`` that checks addresses and numbers, with its errors.
 
-        given: of each bound tensor the address, or what was given as its number.
+        given: for each bound tensor, its address, or the value given as its number.
         """
         addresses: dict[TensorId, int] = {}
         scalars = dict(self.constants)
@@ -161,13 +158,13 @@ class Binder:
                 raise conflict.refused(made, other)
 
     def match(self, pack: Mapping[object, object]) -> dict[TensorId, object]:
-        """Values by tensor id; VariantPackError for missing, unknown and duplicate entries."""
+        """Values by tensor id. Raises VariantPackError for missing, unknown and duplicate entries."""
         if not isinstance(pack, Mapping):
             raise VariantPackTypeError(f"the variant pack is {with_article(type(pack).__name__)}; accepted: a mapping")
         values: dict[TensorId, object] = {}
         unknown: list[str] = []
         for key, value in pack.items():
-            if key is None:  # an optional tensor that the graph was built without, as cuDNN's scripts write it
+            if key is None:  # an optional tensor that the graph does not have, as in scripts for cuDNN
                 continue
             tensor = self.find(key, unknown)
             if tensor is None:
@@ -186,8 +183,9 @@ class Binder:
         return values
 
     def find(self, key: object, unknown: list[str]) -> FrozenTensor | None:
-        """The tensor a key means; notes the key in `unknown` if it means none. None, without a note, for a tensor of
-        the graph that no node uses: whatever is given for it changes nothing."""
+        """The bound tensor of a key; None if there is none.
+
+        A key without a tensor is appended to `unknown`, except that of a tensor of the graph that no node uses."""
         get_uid = getattr(key, "get_uid", None)
         plain = key if get_uid is None else get_uid()
         if isinstance(plain, str):
@@ -222,7 +220,7 @@ def _names(tensors: Iterable[FrozenTensor]) -> str:
 
 
 def _why_unbound(tensor: FrozenTensor) -> str | None:
-    """Why an entry for the tensor is a mistake; None if nothing would be read from it or written to it anyway."""
+    """Why an entry for a tensor that is not bound is a mistake; None if no node uses the tensor."""
     if tensor.virtual:
         return "a virtual tensor has no memory of the caller's"
     if tensor.value is not None:
@@ -235,7 +233,7 @@ def _why_unbound(tensor: FrozenTensor) -> str | None:
 def _check(
     tensor: FrozenTensor, stored: Storage, buffer: Buffer, device: Device, written: bool, roomy: bool = False
 ) -> None:
-    """Hold all but the address of a buffer against its tensor. Messages leave the tensor's name to the caller."""
+    """Check everything except the address of a buffer. Callers add the tensor's name to messages."""
     if written and buffer.read_only:
         raise VariantPackError("the memory given is read-only; accepted for an output: writable memory")
     if buffer.dtype is not None and buffer.dtype is not tensor.dtype:
@@ -270,8 +268,8 @@ def _check(
 
 
 def _holds(buffer: Buffer, stored: Storage) -> bool:
-    """True if a buffer is memory without gaps that the tensor fits, from its first byte on, or a tensor with the same
-    strides and no smaller extents."""
+    """True if a buffer is large enough for a tensor: memory without gaps of at least its bytes, or a tensor with the
+    same strides and no smaller extents."""
     if buffer.dense:
         return buffer.nbytes >= stored.nbytes
     return len(buffer.dim) == len(stored.dim) and all(
@@ -281,7 +279,7 @@ def _holds(buffer: Buffer, stored: Storage) -> bool:
 
 
 def _is_flat(stored: Storage, buffer: Buffer) -> bool:
-    """True if a buffer is nothing but the bytes of a tensor, in the order in which the tensor says they lie."""
+    """True if a buffer is a dense row of exactly the bytes of a tensor, in the order of the tensor's layout."""
     if buffer.dtype is not data_type.UINT8 or len(buffer.dim) != 1:
         return False
     return buffer.dense and buffer.nbytes == stored.nbytes
@@ -296,7 +294,8 @@ def _check_reordered(stored: Storage, buffer: Buffer) -> None:
 
 
 def _check_ragged(tensor: FrozenTensor, buffer: Buffer) -> None:
-    """Memory without gaps of any size, or rows of all batches, or the tensor itself: offsets say what is used of it."""
+    """Check the form of memory for a ragged tensor: without gaps and of any size, rows of all batches, or the tensor's
+    own shape. The ragged offsets decide which part is used."""
     _, heads, rows, columns = zip(tensor.dim, tensor.stride, strict=True)
     forms = [tuple(zip(tensor.dim, tensor.stride, strict=True)), ((-1, rows[1]), heads, columns)]
     if buffer.dim is not None and not buffer.dense and not any(_has(buffer, form) for form in forms):
@@ -308,7 +307,8 @@ def _check_ragged(tensor: FrozenTensor, buffer: Buffer) -> None:
 
 
 def _check_reach(tensor: FrozenTensor, nbytes: int | None, offsets: FrozenTensor, address: int) -> None:
-    """Hold memory of a ragged tensor, unless of unknown size, against the last of the offsets at an address."""
+    """Check that memory of a ragged tensor reaches the last of its offsets. nbytes: None for an unknown size. address:
+    of the offsets, in host memory."""
     if nbytes is None or not address:
         return
     number = offsets.dtype.bits // 8
@@ -322,7 +322,7 @@ def _check_reach(tensor: FrozenTensor, nbytes: int | None, offsets: FrozenTensor
 
 
 def _has(buffer: Buffer, form: tuple[tuple[int, int], ...]) -> bool:
-    """True if a buffer has these extents, -1 for any, and strides."""
+    """True if a buffer has the (extent, stride) pairs of `form`. An extent of -1 stands for any."""
     return len(buffer.dim) == len(form) and all(
         extent in (given, -1) and (given <= 1 or step == stride)
         for given, step, (extent, stride) in zip(buffer.dim, buffer.stride, form, strict=True)

@@ -1,15 +1,15 @@
-"""The fast path of repeated calls: generated Python that compares arguments, takes addresses and starts kernels.
+"""The fast path of repeated calls: generated Python that compares arguments, reads addresses and launches kernels.
 
 The code is generated for one plan or one kind of call, because loops over arguments would take twice as long. There are
 three kinds of generated functions:
 
-- `start` starts the parts of a plan at given addresses, for a given number of rows;
+- `start` launches the parts of a plan at given addresses, for a given number of rows;
 - `execute` does so for a variant pack that is like one that was accepted before;
-- `function` does so for arguments that are like those of an earlier call, and allocates what the call returns.
+- `function` does so for arguments that are like those of an earlier call, and allocates the results.
 
 Two calls are alike if they differ only in addresses, in numbers passed by value and, if the plan serves any number of
-rows, in that number. A fast path declines any other call, and any call that would be refused, before it has done
-anything. Its caller then takes the full check. Fast paths keep nothing of the calls that they serve.
+rows, in that number. A fast path declines any other call, and any invalid call, before it has done anything. Its caller
+then does the full check. Fast paths keep no references to the arguments of calls.
 """
 
 from graphfuse.runtime.fastcall.functions import ALIGNMENT, DECLINED, CallForm, Given, New, function

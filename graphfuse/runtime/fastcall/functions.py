@@ -1,4 +1,4 @@
-"""Runs repeated calls of a function, and allocates what they return."""
+"""Generates the fast path for repeated calls of a function, which also allocates the results."""
 
 import math
 import sys
@@ -10,21 +10,21 @@ from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall.writing import clashing, misaligned, text, trying, when, written
 
 ALIGNMENT = 16
-"""Bytes of an address's alignment beyond which no plan asks for more: no access is wider."""
+"""Largest alignment of an address, in bytes, that a plan requires, as no access is wider."""
 
 DECLINED = object()
-"""The answer to a call unlike the earlier one: nothing has been done."""
+"""Result of a fast path for a call unlike the earlier one. Nothing has been done."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that a call gives. A fast path serves calls with different counts of slices (``functional.split``).
+    """A tensor argument of a call. A fast path serves calls with different counts of slices (``functional.split``).
 
     counted: whether its leading extents are those of the first tensor.
     tail: its other extents.
-    packed: whether it has to be contiguous; the guard compares the strides of others.
-    row: bytes from one slice to the next, 0 if it is not counted.
-    last: bytes that the last slice takes.
+    packed: whether it must be contiguous; otherwise the guard compares its strides.
+    row: bytes from one slice to the next; 0 if it is not counted.
+    last: bytes of the last slice.
     alignment: bytes that its address is a multiple of, up to ALIGNMENT.
     sized: whether its extents follow from the count by another rule.
     """
@@ -40,7 +40,7 @@ class Given:
 
     @property
     def nbytes(self) -> str:
-        """Bytes from its first to past its last, as Python of `count`."""
+        """Bytes from its first element to the end of its last one, as a Python expression of `count`."""
         if self.sized:
             return f"{self.name}_nbytes(count)"
         if not self.row:
@@ -48,8 +48,9 @@ class Given:
         return f"count * {self.row}" if self.row == self.last else f"((count - 1) * {self.row} + {self.last})"
 
     def beside(self, other: "Given", apart: str) -> str:
-        """The condition that this one, so many bytes behind another, does not lie in gaps between the other's rows,
-        however many there are; nothing where there are none of its size."""
+        """Python condition that this tensor is not within gaps between the rows of another, for any count of rows.
+
+        apart: Python expression of this one's address minus the other's. Empty if there are no gaps of its size."""
         if self.row != other.row or self.last + other.last > self.row:
             return ""
         return f" and not {other.last} <= ({apart}) % {self.row} <= {self.row - self.last}"
@@ -57,8 +58,8 @@ class Given:
 
 @dataclass(frozen=True)
 class New:
-    """A tensor that the call allocates, contiguous, or with the strides of another. counted, tail, sized: as in
-    ``Given``."""
+    """A tensor that the call allocates. counted, tail, sized: as in ``Given``. strides: the tensor whose strides it
+    gets; None if it is contiguous."""
 
     name: str
     counted: bool
@@ -69,18 +70,18 @@ class New:
 
 @dataclass(frozen=True)
 class CallForm:
-    """All that the text of a function's fast path depends on. Equal forms share one compiled text.
+    """Everything that the generated text of a fast path depends on. Equal forms share one compiled text.
 
     parameters: names, in order.
     numbers: parameters that are numbers.
     options: parameters that are neither tensors nor numbers.
-    absent: parameters for tensors that the call leaves out.
-    same: for each tensor that is given, the first parameter that is the same object.
-    leading: how many extents of the first tensor are counted; `trailing` others follow.
+    absent: parameters for tensors that are None in the call.
+    same: for each tensor argument, the first parameter with the same object.
+    leading: number of leading extents of the first tensor that are counted; `trailing` others follow.
     clashes: pairs of a written and another tensor whose addresses are compared.
-    values: parameters and new tensors that the plan is started with, in order.
-    written: parameters whose versions the call counts up.
-    results: names, None for what was not asked for.
+    values: parameters and new tensors that the plan is launched with, in order.
+    written: parameters whose versions the call increments.
+    results: names; None for a result that was not requested.
     """
 
     name: str
@@ -104,7 +105,7 @@ class CallForm:
         distinct = [name for name, other in self.same if name == other]
         unlike = ["store.generation != generation"]
         unlike += [f"type({n}) is not float or not -{_LARGEST} < {n} < {_LARGEST}" for n in self.numbers]
-        # Two of one value may differ in type, as True and 1 do.
+        # Equal values may differ in type, such as True and 1.
         unlike += [f"type({n}) is not {n}_kind or {n} != {n}_value" for n in self.options]
         unlike += [f"{n} is not None" for n in self.absent]
         unlike += [f"{n} is not {other}" for n, other in self.same if n != other]
@@ -127,7 +128,7 @@ class CallForm:
             trying(
                 [
                     *when(unlike, declined),
-                    # A nested tensor, which to compare would end the process, has no shape.
+                    # Comparing a nested tensor would end the process. Reading its shape raises instead.
                     f"shape = {first.name}.shape",
                     *when([f"{n}.is_nested" for n in distinct if n != first.name], declined),
                     *when([f"not alike({', '.join(distinct)})"], declined),
@@ -152,8 +153,9 @@ class CallForm:
         )
 
     def _misaligned(self, at: Mapping[str, str], given: Sequence[Given]) -> Iterator[str]:
-        """Conditions under which addresses are aligned otherwise than the plan was made for: no less, as kernels access
-        as much at once, and no more, as for such there are faster ones."""
+        """Python conditions under which addresses have another alignment than the plan was made for.
+
+        With less, kernels could not access as many bytes at once. With more, another plan is faster."""
         if most := [at[g.name] for g in given if g.alignment == ALIGNMENT]:
             yield misaligned(most, ALIGNMENT)
         for g in given:
@@ -184,21 +186,21 @@ def _tuple(*items: object) -> str:
 
 
 _LARGEST = "3.4028234e38"
-"""Numbers of smaller magnitude are float32's; others are looked at in full."""
+"""Bound of the magnitude of numbers that the fast path accepts, as float32 can represent these."""
 
 
 def function(form: CallForm, names: Mapping[str, object]) -> Callable[..., object]:
-    """Writes the function that runs calls like an earlier one, and returns DECLINED for others.
+    """Generated function that runs calls like an earlier one, and returns DECLINED for others.
 
     names: the objects that the text refers to:
-    store and generation: the store of tuned knobs, and the generation of it that the call was planned with.
-    alike: a guard of the given tensors. stream: tells the address of the current stream.
-    starts: (start, bytes of workspace) by class of count. prepare: adds the one for a count; None where there is none.
+    store, generation: the store of tuned knobs, and its generation when the call was planned.
+    alike: a guard of the tensor arguments. stream: returns the address of the current stream.
+    starts: (start, bytes of workspace) by class of count. prepare: adds and returns that for a count, or returns None.
     empty: allocates, given shape, strides and data type.
-    NAME_type: data type of a new tensor. NAME_extents, NAME_nbytes: shape and strides, and bytes, of a sized tensor,
-    given the count.
-    NAME_kind, NAME_value: type and value of an option. clash0, clash1, ...: for each of `clashes`, whether the two
-    overlap where they may not, given count and distance.
+    NAME_type: data type of a new tensor. NAME_extents, NAME_nbytes: return shape and strides, and bytes, of a sized
+    tensor, given the count.
+    NAME_kind, NAME_value: type and value of an option. clash0, clash1, ...: for each of `clashes`, a function that
+    returns whether the two illegally overlap, given count and distance.
     """
     torch = sys.modules["torch"]
     own = {

@@ -1,4 +1,4 @@
-"""Runs variant packs that are like an accepted one."""
+"""Generates the fast path for variant packs that are like an accepted one."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from graphfuse.runtime.storage import storage
 _KEYS = frozenset({str, int, GraphTensor, type(None)})
 
 Execute = Callable[[object, object, int, bool], bool]
-"""Of variant pack, workspace, stream, and whether kernels may begin before those before them end. Returns whether it
-ran the pack."""
+"""Function of variant pack, workspace, stream, and whether kernels may begin before the previous ones end. It returns
+True if it ran the pack."""
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The workspace that a plan needs, in bytes, both 0 where it needs none."""
+    """Size and alignment in bytes of the workspace that a plan needs; both are 0 if it needs none."""
 
     nbytes: int
     alignment: int
@@ -38,14 +38,15 @@ def execute(
     starts: Mapping[bool, Start],
     count: int = 0,
 ) -> Execute | None:
-    """Writes the function that executes packs like one that was accepted, and returns False for others. None where
-    packs like it cannot be told from others: its type, a key or a value is of a kind that comparisons do not cover.
+    """Generated function that executes packs like an accepted one, and returns False for others.
 
-    tensors: the bound tensors in the order that `starts` take them, each with its key in the pack. conflicts: an
-    output, another tensor, and what the two may not share. starts: by whether kernels may begin early. count: what they
-    are given as such.
+    None if the pack, a key or a value has a type that the comparisons of generated code do not cover.
+
+    tensors: the bound tensors in the order of the arguments of `starts`, each with its key in the pack. conflicts: an
+    output, another tensor, and their conflict. starts: by whether kernels may begin early. count: the argument `count`
+    of `starts`.
     """
-    known = type(pack) is dict and all(type(key) in _KEYS for key in pack)  # what another object means may change
+    known = type(pack) is dict and all(type(key) in _KEYS for key in pack)  # other keys could change their meaning
     if not known or not (workspace is None or comparable(workspace)):
         return None
     kinds = {t: _kind(tensor, pack[key]) for t, (key, tensor) in tensors.items()}
@@ -63,7 +64,7 @@ def execute(
         f"not 0 <= t{t} < {1 << 64}" for t, kind in kinds.items() if kind == "int" and not tensors[t][1].by_value
     ]
     unlike += ["workspace is not None"] if workspace is None else []
-    if int in map(type, pack):  # True and 1.0 equal 1 and are no keys
+    if int in map(type, pack):  # True and 1.0 equal 1, but are no valid keys
         unlike.insert(0, "not set(map(type, pack)) <= keys")
     addresses = [f"{where[t]} = t{t}.data_ptr()" for t, kind in kinds.items() if kind == "tensor"]
     numbers = [f"t{t} = number(t{t}, type{t})" for t, (_, tensor) in tensors.items() if tensor.by_value]
@@ -75,13 +76,13 @@ def execute(
             [
                 *(f"t{t} = pack[k{t}]" for t in tensors),
                 *when(unlike, "return False"),
-                *when([f"{local}.is_nested" for local in models], "return False"),  # to compare one ends the process
+                *when([f"{local}.is_nested" for local in models], "return False"),  # comparing one ends the process
                 *when([f"not alike({', '.join(models)})"] if models else [], "return False"),
                 *addresses,
                 f"space = {'0' if workspace is None else 'workspace.data_ptr()'}",
                 *numbers,
             ],
-            # Of other keys, what is no tensor, and no number.
+            # Raised for other keys, values that are no tensors, and values that are no numbers.
             "KeyError, AttributeError, RuntimeError, TypeError, VariantPackError",
             "return False",
         ),
@@ -102,20 +103,20 @@ def execute(
 
 
 def comparable(value: object) -> bool:
-    """True if a guard can compare a value: it is a plain torch tensor or parameter, not nested and of no subclass."""
+    """True if a guard can compare a value: a torch tensor or parameter that is not nested and of no subclass."""
     torch = sys.modules.get("torch")
     return torch is not None and type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_nested
 
 
 def _kind(tensor: FrozenTensor, value: object) -> str | None:
-    """Kind that a value is compared as: its type, or "tensor"; None for what comparisons do not cover."""
+    """Kind of comparison for a value: its type's name, or "tensor"; None if comparisons do not cover it."""
     if type(value) is int or tensor.by_value:
         return type(value).__name__ if type(value) in (int, float) else None
     return "tensor" if comparable(value) else None
 
 
 def _misplaced(tensors: Mapping[TensorId, tuple[str, FrozenTensor]], space: Space) -> list[str]:
-    """Conditions, as Python, under which an address is null or not aligned, or a tensor overlaps the workspace."""
+    """Python conditions under which an address is null or not aligned, or a tensor overlaps the workspace."""
     places = [(local, t) for local, t in tensors.values() if not t.by_value and t.elements]
     aligned: dict[int, list[str]] = {}
     for local, t in places:

@@ -1,4 +1,4 @@
-"""Starts the parts of a plan at given addresses, for a given number of rows."""
+"""Generates the function that launches the parts of a plan at given addresses, for a given number of rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
 Start = Callable[..., None]
-"""Of stream, address of the workspace, count, and the address or number of each bound tensor, in order. count: what the
-numbers of rows are multiples of (``FrozenPart.rows``); of no matter where the plan is for one number of rows."""
+"""Function of stream, address of the workspace, count, and the address or number of each bound tensor, in order. The
+parts' numbers of rows are multiples of count (``FrozenPart.rows``). A plan for one number of rows ignores count."""
 
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
     """A part of a plan, frozen.
 
-    scratch: byte offset of the launch's own memory in the workspace. rows: how many rows it has for each of the `count`
-    that `start` is given; None if it always has the number of rows that it was planned for.
+    scratch: byte offset of the launch's scratch memory in the workspace. rows: its number of rows divided by the
+    `count` of the call; None if it always has the number of rows that it was planned for.
     """
 
     frozen: engine.Frozen
@@ -31,10 +31,10 @@ def start(
     constants: Mapping[TensorId, float],
     parts: Sequence[FrozenPart],
 ) -> Start:
-    """Writes the function that starts the parts of a plan, in order.
+    """Generated function that launches the parts of a plan, in order.
 
-    bound: the tensors whose address or number a call gives. in_workspace: byte offsets of tensors that lie in the
-    workspace. constants: numbers that the graph holds.
+    bound: the tensors whose address or number a call gives. in_workspace: byte offsets of tensors in the workspace.
+    constants: numbers that are part of the graph.
     """
     place = {t.id: f"t{t.id}" for t in bound}
     place |= {t: f"c{t}" for t in constants}
@@ -61,8 +61,10 @@ def start(
 
 
 def _kernel(k: int, arguments: str, by_rows: bool) -> Lines:
-    """Starts the kernel of part `k`. The pool of a stream holds blocks that nobody uses (runtime.launch); after an
-    error the block is not put back."""
+    """Lines that launch the kernel of part `k`.
+
+    The pool of a stream has the blocks that are not in use (``runtime.launch``). After an error the block is dropped.
+    """
     changed = when(["known != rows"], f"grid = grid{k}(rows)", f"known{k}[0] = rows, grid")
     return [
         *trying([f"block = waiting{k}[stream].pop()"], "KeyError, IndexError", f"block = new{k}(stream)"),
@@ -76,7 +78,7 @@ def _kernel(k: int, arguments: str, by_rows: bool) -> Lines:
 
 
 def _names(k: int, frozen: engine.FrozenKernel, by_rows: bool) -> dict[str, object]:
-    """Names that the code refers to that starts the kernel of part `k`."""
+    """Objects, by name, that the lines of `_kernel` refer to."""
     launcher, rows = frozen.launcher, frozen.rows
     names = {
         f"waiting{k}": launcher.waiting,

@@ -1,4 +1,4 @@
-"""Makes functions from generated Python, which tracebacks show. Their bodies are data: lines, and blocks of these."""
+"""Makes functions from generated Python. Their bodies are given as lines and blocks of lines. Tracebacks show them."""
 
 import itertools
 import linecache
@@ -8,33 +8,34 @@ from types import CodeType
 from graphfuse.runtime.kept import make_room
 
 Lines = Sequence["str | Lines"]
-"""Lines of Python; a sequence among them is a block, one level further in."""
+"""Lines of Python. A sequence among them is a block that is indented by one level."""
 
 
 def when(conditions: Sequence[str], *block: str) -> Lines:
-    """Lines that run where one of the conditions holds; none where there are no conditions."""
+    """Lines of an if statement: `block` runs if one of the conditions holds. Empty without conditions."""
     return [f"if {' or '.join(conditions)}:", block] if conditions else []
 
 
 def trying(block: Lines, errors: str, *otherwise: str) -> Lines:
-    """Lines that run, and others that run instead after one of these errors."""
+    """Lines of a try statement: `otherwise` runs if `block` raises one of these errors."""
     return ["try:", block, f"except ({errors}):", otherwise]
 
 
 def misaligned(addresses: Sequence[str], alignment: int) -> str:
-    """The condition that one of the addresses is no multiple of an alignment."""
+    """Python condition that one of the addresses is no multiple of an alignment."""
     return f"({' | '.join(addresses)}) % {alignment}"
 
 
 def clashing(n: int, apart: str, near: tuple[object, object], beside: str = "", *more: str) -> str:
-    """The condition that two tensors share memory that they may not, which the name ``clashN`` tells exactly. apart:
-    their distance. near: between which distances it is asked. beside: a further condition. more: what it is given
-    before the distance."""
+    """Python condition that two tensors share memory that they may not. The function ``clashN`` checks that exactly.
+
+    apart: expression of their distance. near: distances between which ``clashN`` is called. beside: a further
+    condition. more: arguments of ``clashN`` before the distance."""
     return f"{near[0]} < {apart} < {near[1]}{beside} and clash{n}({', '.join((*more, apart))})"
 
 
 def text(name: str, parameters: Sequence[str], *body: str | Lines) -> str:
-    """The function as Python. body: its lines, of which some may come in sequences at the same level."""
+    """Python text of a function. body: lines, or sequences of lines at the same level."""
     flat = itertools.chain.from_iterable([part] if isinstance(part, str) else part for part in body)
     return "".join(f"{line}\n" for line in [f"def {name}({', '.join(parameters)}):", *_indented([*flat])])
 
@@ -45,8 +46,8 @@ def _indented(lines: Lines) -> Iterator[str]:
 
 
 def written(what: str, name: str, text: str, names: Mapping[str, object]) -> Callable[..., object]:
-    """The function `name` that a text of Python defines. names: its globals. what: names the text in tracebacks, which
-    show its lines."""
+    """The function `name` that a Python text defines. names: its globals. what: the name of the text in tracebacks,
+    which show its lines."""
     space = dict(names)
     exec(_compiled(what, text), space)
     return space[name]
