@@ -5,11 +5,11 @@ from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.engines.rows import RowEngine
 from graphfuse.engines.torch_calls import TorchEngine
 
-if __name__ != "graphfuse.engines":  # found on the path in the repository's root: all would exist twice
+if __name__ != "graphfuse.engines":  # imported from the repository's root, so all classes would exist twice
     raise ImportError("this folder is installed under another name: import graphfuse.engines")
 
 ALL = (RowEngine(), CudnnEngine(), TorchEngine(), ReferenceEngine())
 
 LIBRARIES = frozenset({"cudnn"})
-"""Engines of libraries that take long to load and to ask: unless they are named, or the environment says "on", they are
-asked about nodes alone that no engine of another pattern takes."""
+"""Engines of libraries, which are slow to load and to query. Unless they are named, or a setting is "on", they are
+queried only for nodes that no engine of another pattern accepts."""

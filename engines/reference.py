@@ -1,4 +1,4 @@
-"""The reference engine: any graph, with the op table's semantics in torch. It needs no GPU."""
+"""The reference engine: runs any graph with the op table's semantics in torch. It needs no GPU."""
 
 import itertools
 
@@ -15,10 +15,10 @@ from graphfuse.ops import OFFSETS
 
 
 class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
-    """Runs node by node in each node's compute type, on the CPU or the GPU. What is only moved keeps its value.
+    """Runs node by node in each node's compute type, on the CPU or the GPU. Ops that only move values keep them.
 
-    Every value is rounded to its tensor's type once, by ``graphfuse.base.rounding``; a virtual
-    tensor's is its node's compute type, unless the graph rounds to the declared ones.
+    Every value is rounded once to its tensor's type, by ``graphfuse.base.rounding``. The type of a virtual tensor is
+    its node's compute type, unless the graph rounds to declared types.
     """
 
     name = "reference"
@@ -60,14 +60,14 @@ class ReferenceEngine(HostEngine[Subgraph, NoKnobs]):
                     _check_numbers(facts, node, inputs)
                 results = node.op.reference(torch, inputs, dict(node.attributes))
                 for port, t in node.outputs:
-                    # Who reads an output reads what is stored, as where another engine made it.
+                    # Later nodes read the stored value of an output, as if another engine had made it.
                     values[t] = _rounded(torch, results[port], facts.graph.tensors[t].dtype, compute)
             for t in facts.outputs:
                 _store(torch, facts, t, device, buffers, values[t])
 
 
 def _check_numbers(facts: Subgraph, node: Node, inputs) -> None:
-    """VariantPackError, which names the node, for numbers in memory that cannot be."""
+    """Raises VariantPackError, which names the node, for invalid numbers in memory, such as lengths."""
     tensors = facts.graph.tensors
     places = {p.removesuffix(OFFSETS): p for p, _ in node.inputs if p.endswith(OFFSETS)}
     apart = {p: tensors[t] for p, t in (*node.inputs, *node.outputs) if p in places}
@@ -79,13 +79,14 @@ def _check_numbers(facts: Subgraph, node: Node, inputs) -> None:
 
 
 def _moved(facts: Subgraph, node: Node) -> data_type:
-    """The type that holds what a node moves; the compute type of one that moves nothing."""
+    """The type that can hold the values that a node moves; the compute type of a node that moves none."""
     return holding({facts.graph.tensors[node.input(port)].dtype for port in node.op.moved} or {node.compute})
 
 
 def _rounded(torch, values, dtype: data_type, compute):
-    """Values of a type, in `compute`, or in that type where float32 would not hold them; floats that are made of
-    integers in float64."""
+    """Values rounded to `dtype`, as tensors of type `compute`, or of `dtype` if float32 cannot represent it.
+
+    Floats keep the type in which they were rounded if `compute` is an integer type."""
     if dtype.is_wide:
         return rounding.encode(torch, values, dtype)
     rounded = rounding.round_to(torch, values, dtype)
@@ -93,7 +94,7 @@ def _rounded(torch, values, dtype: data_type, compute):
 
 
 def _load(torch, facts: Subgraph, number: TensorId, device: Device, buffers: Buffers, compute):
-    """The values in `compute`, or in the type that they are stored in where float32 would not hold them."""
+    """Values of a tensor in type `compute`, or in their stored type if float32 cannot represent it."""
     t = facts.graph.tensors[number]
     if t.dtype.is_wide:
         compute = getattr(torch, t.dtype.facts.torch)
@@ -118,7 +119,7 @@ def _store(torch, facts: Subgraph, number: TensorId, device: Device, buffers: Bu
     if not t.elements:
         return
     if t.dtype.bits < 8:
-        # Along the last axis is where encode packs; the view has its axes in that order too.
+        # encode packs along the last axis, and the axes of the view have this order, too.
         values = values.movedim(t.packed_axis, -1)
     stored = rounding.encode(torch, values, t.dtype)
     if t.ragged is not None:
@@ -133,7 +134,7 @@ def _store(torch, facts: Subgraph, number: TensorId, device: Device, buffers: Bu
 
 
 def _view(torch, t: FrozenTensor, device: Device, buffers: Buffers):
-    """A torch tensor over the bytes of `t`: of its dtype, or, for FP4, uint8 with the packed axis last and halved."""
+    """A torch tensor on the memory of `t`: of its dtype, or, for FP4, of uint8 with the packed axis last and halved."""
     dim, stride, dtype = t.dim, t.stride, getattr(torch, t.dtype.facts.torch, None)
     if t.dtype.bits < 8:
         axis = t.packed_axis
@@ -145,20 +146,20 @@ def _view(torch, t: FrozenTensor, device: Device, buffers: Buffers):
 
 
 def _flat(torch, t: FrozenTensor, device: Device, buffers: Buffers):
-    """The memory of `t` as integers in a row, which torch moves whatever the type."""
+    """The memory of `t` as a row of integers of its element size, with which torch can index all types."""
     kind = "uint8" if t.dtype.bits == 8 else f"int{t.dtype.bits}"
     return _memory(torch, t, device, buffers).view(getattr(torch, kind))
 
 
 def _places(torch, t: FrozenTensor, facts: Subgraph, device: Device, buffers: Buffers) -> ragged.Places:
     offsets = _view(torch, facts.graph.tensors[t.ragged], device, buffers)
-    if device.memory == "cpu":  # elsewhere the numbers are not known before the work is done
+    if device.memory == "cpu":  # on a GPU the numbers are known only after earlier work has ended
         _check_offsets(t, facts.graph.tensors[t.ragged], offsets)
     return ragged.places(torch, t.dim, t.stride, offsets, t.multiplier)
 
 
 def _check_offsets(t: FrozenTensor, of: FrozenTensor, offsets) -> None:
-    """VariantPackError for batches that do not lie one behind another, in memory for the rows of all."""
+    """Raises VariantPackError unless batches are one after another, within memory for the rows of all."""
     found = [number * t.multiplier for number in offsets.flatten().tolist()]
     apart = t.stride[ragged.ROWS]
     room = -(-t.span // apart) * apart
@@ -169,5 +170,5 @@ def _check_offsets(t: FrozenTensor, of: FrozenTensor, offsets) -> None:
 
 
 def _memory(torch, t: FrozenTensor, device: Device, buffers: Buffers):
-    """The bytes of `t`, padding and gaps included."""
+    """The bytes of `t`, including padding and gaps."""
     return memory.wrap(torch, buffers.address(t.id), t.nbytes, device)

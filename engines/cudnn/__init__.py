@@ -1,6 +1,6 @@
-"""cuDNN's engines, through its own frontend: the translation of nodes, and the engine that runs them.
+"""cuDNN as an engine, through its Python frontend: the translation of nodes, and the engine that runs them.
 
-Nothing here imports the package ``cudnn`` (nvidia-cudnn-frontend, extra ``cudnn``) before the engine is used.
+The package ``cudnn`` (nvidia-cudnn-frontend, extra ``cudnn``) is imported when the engine is first used.
 """
 
 from graphfuse.engines.cudnn.engine import CudnnEngine

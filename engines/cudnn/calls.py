@@ -1,4 +1,4 @@
-"""A plan of cuDNN's as a call by raw addresses."""
+"""Calls of a cuDNN plan with raw addresses."""
 
 import ctypes
 import struct
@@ -15,11 +15,11 @@ from graphfuse.engines.cudnn.plans import BuiltPlan, errors, words
 from graphfuse.engines.cudnn.support import BY_VALUE
 from graphfuse.op_graph.ir import FrozenGraph
 
-_SCALAR_BYTES = 16  # that each number's memory takes
+_SCALAR_BYTES = 16  # bytes of memory for each number
 
 
 def frozen(cudnn: ModuleType, graph: FrozenGraph, built: BuiltPlan, handles: Handles) -> FrozenCall:
-    """The plan on any addresses. GraphNotSupportedError where cuDNN asks for other tensors than it was told of."""
+    """Call of the plan with any addresses. Raises GraphNotSupportedError if cuDNN expects other tensors."""
     made = built.translation
     tensor = {graph.tensors[t].uid: t for t in (*made.bound, *made.by_value)}
     tensor |= {uid: next(t.id for t in graph.tensors if t.uid == uid) for uid in made.constants}
@@ -41,14 +41,15 @@ def frozen(cudnn: ModuleType, graph: FrozenGraph, built: BuiltPlan, handles: Han
 
 
 Execute = Callable[[int, int, int, int, int], None]
-"""execute(where addresses lie, how many, the workspace's address, the handle's, the plan's place in cuDNN's list)"""
+"""execute(address of the array of addresses, their number, workspace address, handle, the plan's place in cuDNN's
+list)"""
 
 
 def _execution(built: BuiltPlan, known: Sequence[int], handles: Handles) -> tuple[Sequence[int], Execute]:
-    """The uids in the order in which addresses are given, and what runs a plan.
+    """The uids in the order of the addresses, and the function that runs the plan.
 
-    The package's own way to pass addresses alone has a private name. Where it is gone, they are passed by uid, which
-    takes several times as long.
+    The package's function that takes raw addresses has a private name. If the package lacks it, addresses are passed by
+    uid, which takes several times as long.
     """
     graph, index = built.translation.graph, built.index
     lowered = getattr(graph, "_lowered_graph", None)
@@ -73,15 +74,16 @@ def _run(
     numbers: ctypes.Array,
     handles: Handles,
 ) -> Callable[..., None]:
-    """packs: what writes each number into its place in `numbers`."""
+    """Function that runs the plan, given stream, workspace, addresses and numbers. packs: for each number, the function
+    that writes it to `numbers`, and its offset."""
     addresses = (ctypes.c_uint64 * count)()
     fill, at = struct.Struct(f"{count}Q").pack_into, addressof(addresses)
     ordinal, another = handles.ordinal, devices.another(handles.ordinal)
     threads, mine, direct = handles.threads, handles.mine, handles.direct
     refused = errors(cudnn)
-    # The memory that cuDNN reads addresses and numbers from is the plan's; it has read them when a call returns.
+    # All calls of the plan share the memory of addresses and numbers; cuDNN has read it when a call returns.
     lock = threading.Lock()
-    last: tuple[float, ...] | None = None  # the addresses that are there
+    last: tuple[float, ...] | None = None  # the addresses in this memory
 
     def run(stream: int, workspace: int, *values: float) -> None:
         nonlocal last

@@ -1,4 +1,4 @@
-"""The device that cuDNN works on: the current one of the thread, as the CUDA runtime sees it."""
+"""The device that cuDNN uses: the current one of the thread in the CUDA runtime."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,7 +8,7 @@ from graphfuse.contract.engine import No
 
 
 def why_not(device: Device) -> No | None:
-    """Why cuDNN cannot plan for a device: it asks the device itself, so that one by name alone will not do."""
+    """Why cuDNN cannot plan for a device; None if it can. The device must be on this machine, as cuDNN queries it."""
     import torch
 
     if not torch.cuda.is_available():
@@ -27,14 +27,14 @@ def why_not(device: Device) -> No | None:
 
 
 def current(ordinal: int) -> AbstractContextManager:
-    """Makes the device current on this thread for a while."""
+    """Context in which the device is current on this thread."""
     import torch
 
     return torch.cuda.device(ordinal)
 
 
 def another(ordinal: int) -> Callable[[], bool] | None:
-    """Tells whether another device than this one is current on a thread; None where the process sees no other."""
+    """Function that returns True if another device is current on the thread; None if the process has no other."""
     import torch
 
     current, count = torch.cuda.current_device, torch.cuda.device_count()

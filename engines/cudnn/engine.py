@@ -1,7 +1,7 @@
 """cuDNN as an engine: products, convolutions and attention with the pointwise operations after them, and norms.
 
-A plan is built once, and run with raw addresses on the caller's stream. Unless GRAPHFUSE_CUDNN is off, the engine is
-asked about what no other engine takes.
+A plan is built once, and run with raw addresses on the caller's stream. By default, planning queries the engine only
+for nodes that no engine of another pattern accepts. GRAPHFUSE_CUDNN changes that.
 """
 
 import threading
@@ -22,15 +22,17 @@ from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.patterns.epilogues import EpilogueFacts
 
 MOST = 8
-"""Plans that are proposed in mode A, of cuDNN's own; in mode B all are."""
+"""Maximum number of cuDNN's plans that are proposed in mode A; in mode B there is no limit."""
 
-_KEPT = 256  # answers of cuDNN's
-_READY = 16  # plans that were built to know of them, and wait for being used
+_KEPT = 256  # cached answers of cuDNN
+_READY = 16  # plans that were built by a query and are kept for their first use
 
 
 class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
-    """True if cuDNN has a plan only cuDNN can say: it is asked when planning, once for nodes alike on a device, and
-    the first plan that can be built counts."""
+    """Runs regions with plans of cuDNN.
+
+    Whether cuDNN has a plan is known only after building one. So planning queries cuDNN, once for equal nodes on a
+    device, until the first plan can be built."""
 
     name = "cudnn"
     facts = EpilogueFacts
@@ -52,14 +54,16 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return answer if isinstance(answer, No) else None
 
     def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
-        """Plans of cuDNN's heuristics: in mode A its best, in B all, last those of its FALLBACK, which in FALLBACK are
-        all."""
+        """Plans of cuDNN's heuristics.
+
+        Mode A has the best of its mode A, mode B has all plans, those of its FALLBACK last, and mode FALLBACK has
+        only the latter."""
         found = self._proposed(facts, device)
         best = [one.knobs for one in found if one.mode is heur_mode.A]
         last = [one.knobs for one in found if one.mode is heur_mode.FALLBACK]
         wide = [one.knobs for one in found if one.mode is not heur_mode.FALLBACK]
         by_mode = {heur_mode.A: best[:MOST], heur_mode.B: wide + last, heur_mode.FALLBACK: last}
-        # The first can be built: it stands in where a mode has none of its own.
+        # A mode without plans gets the first one, which can be built.
         return by_mode[mode] or [found[0].knobs]
 
     def illegal(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> No | None:
@@ -83,8 +87,9 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return next(found, frozenset())
 
     def numerical_notes_of(self, facts: EpilogueFacts, knobs: CudnnKnobs, device: Device) -> frozenset[numerical_note]:
-        """cuDNN does not tell them, but leaves out plans that have some (``plans.REFUSED``). Tensor cores may be used
-        wherever they are not left out."""
+        """TENSOR_CORE if tensor cores may be used.
+
+        cuDNN does not report notes of a plan, but can exclude plans by notes (``plans.REFUSED``)."""
         nodes = facts.subgraph
         products = any(node.op_name in plans.MULTIPLIES for node in nodes.nodes)
         used = products and not plans.rounds_inputs(nodes)
@@ -122,7 +127,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return () if isinstance(answer, No) else answer
 
     def _asked(self, nodes: Subgraph, device: Device) -> tuple[Proposed, ...] | No:
-        """Proposals of cuDNN for some nodes. It is asked once for nodes that are alike."""
+        """Proposals of cuDNN for some nodes. The answer is cached for equal nodes."""
         key = (_key(nodes), device)
         with self._lock:
             if key in self._answers:
@@ -130,7 +135,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                 return self._answers[key]
         cudnn = package.load()
         if isinstance(cudnn, No):
-            return cudnn  # not kept: it may be installed by and by
+            return cudnn  # not cached, as the package may be installed later
         with devices.current(device.ordinal):
             try:
                 handle = self._of(cudnn, device).mine()
@@ -147,10 +152,10 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         return answer
 
     def _taken(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> BuiltPlan | None:
-        """The plan that was built when cuDNN was asked for these nodes, if it is this one; it is used once."""
+        """The plan that a query for these nodes has built, if it has these knobs; else None. It is returned once."""
         with self._lock:
             for place, (of, on, known, built) in enumerate(self._ready):
-                # Tensors of nodes that are alike in another graph have other uids.
+                # Equal nodes of another graph have tensors with other uids.
                 if of.graph is nodes.graph and of == nodes and on == device and known == knobs:
                     del self._ready[place]
                     return built
@@ -164,7 +169,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
 
 
 def _key(nodes: Subgraph) -> str:
-    """A digest of what some nodes compute and which of it they write, whatever graph they are in."""
+    """A digest of the computation of some nodes and of which results they write. It is the same in all graphs."""
     graph, written = nodes.graph, frozenset(nodes.outputs)
     tensors = tuple(replace(t, virtual=t.id not in written and t.virtual) for t in graph.tensors)
     return FrozenGraph("", tensors, nodes.nodes).key()

@@ -1,4 +1,4 @@
-"""cuDNN's handles of one device: one per thread, because two threads may not use one at the same time."""
+"""cuDNN handles for one device: one per thread, because two threads must not use a handle at the same time."""
 
 import atexit
 import contextlib
@@ -7,11 +7,13 @@ from types import ModuleType
 
 
 class Handles:
-    """Handles are made when a thread first asks. Those of threads that have ended are given to new ones; all are
-    destroyed when the process ends, because destroying one waits for the device and breaks a capture of any stream.
+    """The handles of a device. A thread gets one at its first request. New threads reuse those of ended threads.
 
-    threads: has this thread's ``lease.handle``, once it asked. A call reads it there; a method would take as long as
-    all the rest of a call's Python."""
+    They are destroyed when the process ends, because destroying one waits for the device and breaks a capture of any
+    stream.
+
+    threads: has this thread's ``lease.handle`` after its first request. Calls read it directly, as a method call would
+    take as long as the rest of their Python code."""
 
     def __init__(self, cudnn: ModuleType, ordinal: int):
         self.ordinal = ordinal
@@ -23,7 +25,7 @@ class Handles:
         atexit.register(self.destroy)
 
     def mine(self) -> object:
-        """This thread's handle. The device is the thread's current one. RuntimeError where cuDNN makes none."""
+        """This thread's handle. The device must be current. Raises RuntimeError if cuDNN cannot make one."""
         try:
             return self.threads.lease.handle
         except AttributeError:
@@ -31,7 +33,7 @@ class Handles:
             return lease.handle
 
     def direct(self, handle: object, stream: int) -> None:
-        """Has the handle's work go to `stream`, an address."""
+        """Set the handle's stream. stream: an address."""
         self._cudnn.set_stream(handle=handle, stream=stream)
 
     def _another(self) -> object:
@@ -41,23 +43,23 @@ class Handles:
                 self._all.append(handle)
                 return handle
             handle = self._free.pop()
-        # The thread may have no context yet, which a call of the CUDA runtime gives it.
+        # The thread may have no CUDA context yet; a call of the CUDA runtime makes one current.
         import torch
 
         torch.cuda.mem_get_info(self.ordinal)
         return handle
 
     def destroy(self) -> None:
-        """All handles, whichever threads have them: none may be used any more."""
+        """Destroy the handles of all threads. None may be used afterwards."""
         with self._lock:
             handles, self._all[:], self._free[:] = list(self._all), (), ()
         for handle in handles:
-            with contextlib.suppress(RuntimeError):  # CUDA may be gone before the process is
+            with contextlib.suppress(RuntimeError):  # CUDA may be shut down already
                 self._cudnn.destroy_handle(handle)
 
 
 class _Lease:
-    """A thread's hold of a handle; it ends with the thread."""
+    """A thread's handle. When the thread ends, the handle becomes free."""
 
     __slots__ = ("handle", "_free")
 

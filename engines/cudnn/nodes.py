@@ -1,6 +1,6 @@
-"""How each op is translated to ``cudnn.pygraph``, and why a node has no translation.
+"""Translations of ops to ``cudnn.pygraph``, and the reasons why a node has none.
 
-Methods and parameters have the op table's names, unless an entry says otherwise.
+Methods and parameters have the names of the op table.
 """
 
 import math
@@ -16,9 +16,9 @@ Arguments = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Saying:
-    """arguments(cudnn, node) -> what the method is given beside tensors, name and compute type. why_not(graph, node):
-    the first reason against, None if there is none. numbers: input ports that take a number as it is. axes: which axis
-    is which goes by its number, so that the node is said of tensors of their own rank alone."""
+    """Translation of an op. arguments(cudnn, node): arguments of the method besides tensors, name and compute type.
+    why_not(graph, node): the first reason against, None if there is none. numbers: input ports that accept a Python
+    number. axes: whether axes are meant by number, so that tensors must keep their rank."""
 
     arguments: Callable[[object, Node], Arguments] = lambda cudnn, node: {}
     why_not: Callable[[FrozenGraph, Node], str | None] = lambda graph, node: None
@@ -27,12 +27,12 @@ class Saying:
 
 
 def _finite(cudnn, node: Node) -> Arguments:
-    """Numbers as they are; an infinite clip is none."""
+    """Attributes that are finite numbers. An infinite clip is omitted, as it clips nothing."""
     return {name: value for name, value in node.attributes if math.isfinite(value)}
 
 
 def _enums(cudnn, node: Node) -> Arguments:
-    """Attributes as they are, enumerations as cuDNN's members of the same name."""
+    """All attributes, with members of enumerations replaced by cuDNN's of the same name."""
     return {name: _theirs(cudnn, value) for name, value in node.attributes}
 
 
@@ -43,7 +43,7 @@ def _theirs(cudnn, value: object) -> object:
 
 
 def _window(cudnn, node: Node) -> Arguments:
-    # The default mode goes unsaid: the package does not export the enumeration. What is made has its shape itself.
+    # The mode is the default and is omitted, as the package does not export the enumeration. Outputs have their shape.
     return {name: list(value) for name, value in node.attributes if name not in ("convolution_mode", "dim")}
 
 
@@ -70,7 +70,7 @@ def _band(cudnn, node: Node) -> Arguments:
 
 
 def _norm(*needed: str) -> Callable[[FrozenGraph, Node], str | None]:
-    """needed: optional ports that cuDNN takes none without."""
+    """`why_not` of a norm. needed: optional ports that cuDNN requires."""
 
     def why_not(graph: FrozenGraph, node: Node) -> str | None:
         why = _without(node, *needed) or _operands(graph, node)
@@ -84,7 +84,7 @@ def _norm(*needed: str) -> Callable[[FrozenGraph, Node], str | None]:
 
 
 def _wide(graph: FrozenGraph, node: Node) -> str | None:
-    # Plans that cuDNN does not note as using tensor cores were seen to multiply with the precision of TF32.
+    # Plans without cuDNN's note of tensor cores were found to multiply with the precision of TF32.
     wide = [(port, graph.tensors[t].dtype.name) for port, t in node.inputs if graph.tensors[t].dtype.bits >= 32]
     if not wide:
         return None
@@ -113,7 +113,7 @@ def _twice(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _running(graph: FrozenGraph, node: Node) -> str | None:
-    # Its Python frontend leaves out what is None, which the library's own then misses.
+    # cuDNN's Python frontend omits arguments that are None, and its library then fails.
     absent = _without(node, "in_running_mean", "in_running_var", "momentum")
     return absent or _twice(graph, node) or _by_value(graph, node, "epsilon", "momentum")
 
@@ -125,7 +125,7 @@ def _by_value(graph: FrozenGraph, node: Node, *ports: str) -> str | None:
 
 
 def _by_default(graph: FrozenGraph, node: Node) -> str | None:
-    """Reason against a value of an attribute that cuDNN's method has no parameter for."""
+    """Reason against an attribute other than the default, as cuDNN's method has no parameter for it."""
     defaults = {a.name: a.default for a in OPS[node.op_name].attributes}
     other = [(name, value) for name, value in node.attributes if value != defaults[name]]
     return f"has {other[0][0]} {other[0][1]!r}; accepted: {defaults[other[0][0]]!r}, as cuDNN has it" if other else None
@@ -135,7 +135,7 @@ _UNSAID = {
     *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "binary_select"),
     *("logical_and", "logical_or", "logical_not"),
 }
-"""Pointwise ops of masks: cuDNN's are BOOLEAN, those here are numbers."""
+"""Pointwise ops of masks. cuDNN's masks are BOOLEAN, those of this package are numbers."""
 
 SAYINGS: Mapping[str, Saying] = {
     **{name: Saying(_finite) for name, op in OPS.items() if op.pointwise and name not in _UNSAID},
@@ -143,7 +143,7 @@ SAYINGS: Mapping[str, Saying] = {
     "matmul": Saying(why_not=_wide),
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), Saying(_window, _turned, axes=True)),
     **dict.fromkeys(("sdpa", "sdpa_backward"), Saying(_band, _attended, numbers=frozenset({"attn_scale"}), axes=True)),
-    # The axes are in the output's extents.
+    # The axes follow from the output's extents.
     "reduction": Saying(lambda cudnn, node: {"mode": _theirs(cudnn, node.attribute("mode"))}),
     "rmsnorm": Saying(_enums, _norm("scale")),
     **dict.fromkeys(("layernorm", "adalayernorm"), Saying(_enums, _norm("scale", "bias"))),
@@ -155,7 +155,7 @@ SAYINGS: Mapping[str, Saying] = {
     ),
     "transpose": Saying(lambda cudnn, node: {"permutation": list(node.attribute("permutation"))}, axes=True),
     "slice": Saying(lambda cudnn, node: {"slices": [slice(*s) for s in node.attribute("slices")]}, axes=True),
-    # The shape is in the output's extents.
+    # The shape is the output's.
     "reshape": Saying(lambda cudnn, node: {"reshape_mode": cudnn.reshape_mode.LOGICAL}),
 }
-"""By op; ops that cuDNN does not have, or has with other results, are missing."""
+"""Translations by op. Ops that cuDNN does not have, or has with other results, are missing."""

@@ -1,4 +1,4 @@
-"""Finds the package ``cudnn`` and its library, or the reason why they are missing."""
+"""Finds and loads the package ``cudnn`` and its library, or returns the reason why one is missing."""
 
 import contextlib
 import ctypes
@@ -12,12 +12,12 @@ from types import ModuleType
 from graphfuse.contract.engine import No
 
 OLDEST = (1, 32)
-"""Of nvidia-cudnn-frontend. Graphs are built in Python, with uids given when tensors are made."""
+"""Oldest version of nvidia-cudnn-frontend that works. It builds graphs in Python, and tensors are made with uids."""
 
 
 def load() -> ModuleType | No:
     """The imported package, or what is missing: the package, a version of it, or libcudnn."""
-    # The package keeps that it found none when it is first asked, so that this comes before.
+    # Loaded first, because the package remembers if it finds no library.
     _load_library()
     before = sys.modules.get("cudnn")
     package = load_without_library()
@@ -28,31 +28,31 @@ def load() -> ModuleType | No:
 
 @functools.cache
 def _without_library(package: ModuleType, early: bool) -> No | None:
-    """early: whether the package was imported before a library was loaded for it."""
+    """Why the package has no library; None if it has. early: whether it was imported before a library was loaded."""
     if early and hasattr(package, "_dlopen_cudnn"):
         package._dlopen_cudnn()
     try:
         package.backend_version()
-    except (RuntimeError, OSError) as error:  # what its loader of libraries raises
+    except (RuntimeError, OSError) as error:  # raised by the package's loader of libraries
         return No(f"nvidia-cudnn-frontend finds no libcudnn ({error}): install nvidia-cudnn-cu13, or cuDNN itself")
     return None
 
 
 @functools.cache
 def _load_library() -> None:
-    """Load a libcudnn that no search finds by name, so that the package does.
+    """Load a libcudnn, so that the package finds it.
 
-    The package looks into one folder for wheels. Torch's may be in another, as where an environment sees the system's
-    packages.
+    The package searches for wheels in one folder. Torch's libcudnn may be in another one, such as in an environment
+    with access to the system's packages.
     """
     for library in ("libcudnn.so.9", *map(str, bundled())):
-        with contextlib.suppress(OSError):  # the next one may do
+        with contextlib.suppress(OSError):  # try the next one
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             return
 
 
 def bundled() -> tuple[Path, ...]:
-    """libcudnn in wheels, wherever Python finds them: torch's builds for CUDA come with one."""
+    """Paths of libcudnn in installed wheels. Torch's builds for CUDA depend on one."""
     try:
         spec = importlib.util.find_spec("nvidia.cudnn")
     except ImportError:  # no package nvidia
@@ -62,7 +62,7 @@ def bundled() -> tuple[Path, ...]:
 
 
 def load_without_library() -> ModuleType | No:
-    """The package without its library: graphs can be made, but not planned. Otherwise as ``load``."""
+    """The package, or what is missing, as ``load``, but without the library: graphs can be made, but not planned."""
     try:
         import cudnn
     except ImportError as error:

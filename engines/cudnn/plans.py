@@ -1,4 +1,4 @@
-"""cuDNN's plans for some nodes: the proposals, and the building of one."""
+"""cuDNN's plans for some nodes: gets its proposals, and builds one of them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from graphfuse.engines.cudnn.translation import Translation, translate
 from graphfuse.op_graph.ir import Subgraph
 
 MODES = (heur_mode.A, heur_mode.B, heur_mode.FALLBACK)
-"""That cuDNN is asked in, best first."""
+"""Modes of cuDNN's heuristics that are used, best first."""
 
-_DESELECTED = "Deselecting execution plan"  # what the package says of a plan that has a refused note
+_DESELECTED = "Deselecting execution plan"  # part of the package's message for a plan with a refused note
 
 MULTIPLIES = frozenset({"matmul", "conv_fprop", "conv_dgrad", "conv_wgrad", "sdpa", "sdpa_backward"})
-"""Ops that tensor cores work for."""
+"""Ops that may use tensor cores."""
 
 REFUSED = (
     numerical_note.DOWN_CONVERT_INPUTS,
@@ -29,14 +29,14 @@ REFUSED = (
     numerical_note.WINOGRAD_TILE_6x6,
     numerical_note.WINOGRAD_TILE_13x13,
 )
-"""Notes of plans that are never taken: they do not compute in the node's type, or not the same bits in every run."""
+"""Notes of plans that are never used: they do not compute in the node's type, or not the same bits in every run."""
 
 
 @dataclass(frozen=True)
 class CudnnKnobs:
-    """One of cuDNN's plans, by what it is rather than by its place in a list.
+    """Identity of one of cuDNN's plans, which does not depend on its place in a list.
 
-    engine: cuDNN's number of its engine. knobs: "NAME=VALUE,..." of cuDNN's knobs, by name.
+    engine: cuDNN's number of the engine. knobs: "NAME=VALUE,..." of cuDNN's knobs, sorted by name.
     """
 
     engine: int
@@ -45,7 +45,7 @@ class CudnnKnobs:
 
 @dataclass(frozen=True)
 class Proposed:
-    """A plan that cuDNN proposes. mode: the first that it was proposed in."""
+    """A plan that cuDNN proposes. mode: the first mode in which it was proposed."""
 
     knobs: CudnnKnobs
     mode: heur_mode
@@ -54,7 +54,8 @@ class Proposed:
 
 @dataclass(frozen=True, eq=False)
 class BuiltPlan:
-    """A plan that is ready to run. index: its place in the graph's list. cpp_index: its place in cuDNN's own."""
+    """A plan that is ready to run. index: its place in the Python graph's list. cpp_index: its place in the list of
+    cuDNN's library."""
 
     translation: Translation
     index: int
@@ -64,20 +65,20 @@ class BuiltPlan:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """All plans that cuDNN proposes, best first, from the first one that can be built on. first: that one, built for
-    the nodes that were asked for."""
+    """Plans that cuDNN proposes, best first, starting with the first one that can be built. first: this plan, built for
+    the nodes of the query."""
 
     proposed: tuple[Proposed, ...]
     first: BuiltPlan
 
 
 def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
-    """Exceptions that the package raises for a graph that cuDNN does not take, and for errors of the device."""
+    """Exceptions that the package raises for a graph that cuDNN does not support, and for errors of the device."""
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
 
 
 def asked(cudnn: ModuleType, facts: Subgraph, handle: object) -> Answer | No:
-    """Proposals of cuDNN; No with its words where none can be built."""
+    """Proposals of cuDNN for some nodes; No with its message if none can be built."""
     failed: Exception | None = None
     try:
         made = _planned(cudnn, facts, handle)
@@ -101,8 +102,8 @@ def asked(cudnn: ModuleType, facts: Subgraph, handle: object) -> Answer | No:
 
 
 def build(cudnn: ModuleType, facts: Subgraph, knobs: CudnnKnobs, handle: object) -> BuiltPlan:
-    """One of the plans that are proposed. GraphNotSupportedError where cuDNN does not propose it, `errors` where it
-    does not build it."""
+    """The plan with these knobs, built. Raises GraphNotSupportedError if cuDNN does not propose it, and `errors` if it
+    cannot be built."""
     made = _planned(cudnn, facts, handle)
     listed = {one.knobs: index for one, index in _listed(made.graph)}
     if knobs not in listed:
@@ -120,19 +121,19 @@ def _built(made: Translation, index: int) -> BuiltPlan:
 
 
 def rounds_inputs(facts: Subgraph) -> bool:
-    """True if tensor cores would round what is multiplied: they take float32 as TF32, with 10 bits after the point."""
+    """True if tensor cores would round operands of products: they read float32 as TF32, with 10 bits of mantissa."""
     tensors = facts.graph.tensors
     read = (tensors[t] for node in facts.nodes if node.op_name in MULTIPLIES for _, t in node.inputs)
     return any(t.dtype.bits >= 32 and not t.by_value for t in read)
 
 
 def words(error: Exception) -> str:
-    """An error of cuDNN's on one line, without what the package's Python engines, which are not used, say."""
+    """Message of a cuDNN error on one line, without that of the package's Python engines, which are not used."""
     return " ".join(str(error).partition("; python engines")[0].split()) or type(error).__name__
 
 
 def _planned(cudnn: ModuleType, facts: Subgraph, handle: object) -> Translation:
-    """`facts` as a graph of cuDNN's for which its heuristics were asked, in all modes."""
+    """`facts` as a cuDNN graph with the plans of its heuristics in all modes."""
     made = translate(cudnn, facts, handle)
     made.graph.validate()
     made.graph.build_operation_graph()
@@ -146,7 +147,7 @@ def _refused(facts: Subgraph) -> tuple[numerical_note, ...]:
 
 
 def _listed(graph) -> Iterator[tuple[Proposed, int]]:
-    """cuDNN's own plans with their places in the graph's list, which has those of the package's Python engines, too."""
+    """Plans of cuDNN's library with their places in the graph's list, which also has those of Python engines."""
     modes: Mapping[int, object] = {
         entry.cpp_index: entry.mode for entry in graph.backend_plan_entries() if entry.cpp_index is not None
     }
@@ -155,15 +156,15 @@ def _listed(graph) -> Iterator[tuple[Proposed, int]]:
         if plan.cpp_index in modes:
             texts = sorted(f"{name.name}={value}" for name, value in (plan.knobs or {}).items())
             knobs = CudnnKnobs(int(plan.engine_id), ",".join(texts))
-            if knobs not in known:  # of two that differ in knobs without names the better one stands for both
+            if knobs not in known:  # of plans that differ only in knobs without names, the best one is kept
                 known.add(knobs)
                 yield Proposed(knobs, heur_mode[modes[plan.cpp_index].name], _behavior(graph, index)), index
 
 
 def _behavior(graph, index: int) -> frozenset[behavior_note]:
-    """Notes of cuDNN's own. That a CUDA graph takes its plan says nothing here, where the plan is a call."""
+    """cuDNN's notes of a plan, without that of CUDA graphs' native API, as the engine runs the plan by a call."""
     found: frozenset[behavior_note] = frozenset()
-    with contextlib.suppress(RuntimeError):  # of a plan of which cuDNN does not say
+    with contextlib.suppress(RuntimeError):  # raised for plans whose notes cuDNN does not know
         theirs = [note.name for note in graph.get_behavior_notes_for_plan_at_index(index)]
         found = frozenset(note for note in behavior_note if note.name in theirs)
         found -= {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}

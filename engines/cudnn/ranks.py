@@ -1,21 +1,21 @@
-"""Tensors with as many axes as cuDNN expects: axes of extent 1 are added."""
+"""Layouts with as many axes as cuDNN expects; axes of extent 1 are added."""
 
 from collections.abc import Sequence
 
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Extents and strides."""
+"""Extents and strides, in elements."""
 
 _PRODUCT = 3  # [batch, rows, columns]
 _OTHER = 4  # [rows, columns, 1, 1]
 
 
 def layouts(graph: FrozenGraph, nodes: Sequence[Node]) -> dict[int, Layout]:
-    """Layouts of all tensors that `nodes` read or write: all of one rank. Tensors of a lower one have its last axes.
+    """Layouts of all tensors that `nodes` read or write, with the same rank. Tensors of a lower rank get leading axes.
 
-    Matrix products get axes in front, where cuDNN has batches; all else gets them behind, where images have height and
-    width.
+    If that rank is too low for cuDNN, matrix products get leading axes, which cuDNN uses for batches. Other nodes get
+    trailing axes, which cuDNN uses for height and width of images.
     """
     used = {t: graph.tensors[t] for node in nodes for _, t in (*node.inputs, *node.outputs)}
     rank = max(len(t.dim) for t in used.values())

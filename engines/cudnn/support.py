@@ -1,4 +1,4 @@
-"""The first reason why cuDNN is not asked, found without importing its package."""
+"""Checks whether cuDNN can be queried for some nodes. Those of the nodes do not import its package."""
 
 from graphfuse.base.device import Device
 from graphfuse.base.dtypes import data_type
@@ -10,15 +10,15 @@ from graphfuse.engines.cudnn.nodes import SAYINGS
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 
 ALIGNMENT = 16
-"""Bytes that the frontend tells cuDNN every address is a multiple of."""
+"""Alignment in bytes that the frontend declares to cuDNN for every address."""
 
 
 BY_VALUE = {data_type.FLOAT: "f", data_type.DOUBLE: "d", data_type.HALF: "e"}
-"""Types that numbers are passed as, with their letters in ``struct``."""
+"""Data types in which numbers are passed by value, with their letters in ``struct``."""
 
 
 def why_not(facts: Subgraph, device: Device) -> No | None:
-    """First reason against: of the nodes, then of their tensors, then of this machine."""
+    """First reason against the device, the nodes, their tensors or the installed package; None if there is none."""
     if device.kind != "cuda":
         return No(f"cuDNN runs on CUDA devices, not on {device}")
     if not device.here:
@@ -31,7 +31,7 @@ def why_not(facts: Subgraph, device: Device) -> No | None:
 
 
 def unsaid(facts: Subgraph) -> No | None:
-    """Whatever machine it is."""
+    """First reason against the nodes or their tensors, which does not depend on the machine; None if there is none."""
     graph = facts.graph
     for node in facts.nodes:
         saying = SAYINGS.get(node.op_name)

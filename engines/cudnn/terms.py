@@ -1,8 +1,7 @@
-"""The order in which cuDNN is told what is added to a convolution.
+"""The order of the terms that are added to a convolution, for translation to cuDNN.
 
 cuDNN has ready-made kernels for a convolution, plus a tensor of its shape, plus a bias, in this order and with the sum
-so far as the first operand. For the same sum in any other order it compiles a kernel for the graph, and has fewer to
-choose from.
+so far as the first operand. For other orders it compiles a kernel for the graph, and has fewer kernels to choose from.
 """
 
 from collections.abc import Mapping
@@ -13,8 +12,10 @@ from graphfuse.op_graph.ir import Node, Subgraph, TensorId
 
 
 def ordered(facts: Subgraph) -> tuple[Node, ...]:
-    """The nodes, with the terms of each sum in that order. Every tensor that is written has the same value but for the
-    order in which float32 terms are added, which is the plan's own within a convolution as well."""
+    """The nodes, with the terms of each sum in this order.
+
+    Values of written tensors differ only by the order of float32 additions, which is the plan's within a convolution,
+    too."""
     changed: dict[str, Node] = {}
     for node in facts.nodes:
         if node.op_name == "conv_fprop":
@@ -23,7 +24,7 @@ def ordered(facts: Subgraph) -> tuple[Node, ...]:
 
 
 def _sum(facts: Subgraph, product: Node) -> Mapping[str, Node]:
-    """The additions that directly follow a product, by name, each with its new operands."""
+    """The additions that directly follow a convolution, by name, each with its new operands."""
     graph = facts.graph
     (first,) = (t for _, t in product.outputs)
     additions, terms, total = [], [], first
@@ -32,7 +33,7 @@ def _sum(facts: Subgraph, product: Node) -> Mapping[str, Node]:
         additions.append(node)
         terms.append(term)
         ((_, total),) = node.outputs
-    # Of those that are of one shape, as they were.
+    # The sort is stable: terms of the same shape keep their order.
     terms.sort(key=lambda t: graph.tensors[t].dim != graph.tensors[first].dim)
     made, total = {}, first
     for node, term in zip(additions, terms, strict=True):
@@ -42,8 +43,9 @@ def _sum(facts: Subgraph, product: Node) -> Mapping[str, Node]:
 
 
 def _addition(facts: Subgraph, total: TensorId) -> tuple[Node, TensorId] | None:
-    """Node that adds a term from outside to `total`, which nothing else reads, and the term. The sum has the shape of
-    `total`: no term is larger."""
+    """The only node that reads `total`, if it adds an input of the region to it, and this term; None if there is none.
+
+    The sum has the shape of `total`, so the term is not larger."""
     readers = facts.graph.consumers.get(total, ())
     if total in facts.outputs or len(readers) != 1 or readers[0] not in facts.node_ids:
         return None

@@ -1,4 +1,4 @@
-"""Nodes as a ``cudnn.pygraph``, each tensor under its uid."""
+"""Translates nodes to a ``cudnn.pygraph``, in which tensors keep their uids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
 
 @dataclass(frozen=True)
 class Translation:
-    """graph: the ``cudnn.pygraph``, not validated. bound: tensor -> uid, of all that execute gives an address for.
-    by_value: likewise of scalars whose number execute gives. constants: uid -> number, of scalars that have one."""
+    """A cuDNN graph and its tensors. graph: the ``cudnn.pygraph``, not validated. bound: tensor -> uid, for tensors
+    whose address execute gives. by_value: tensor -> uid, for scalars whose number execute gives. constants: uid ->
+    number, for scalars with a number in the graph."""
 
     graph: object
     bound: Mapping[TensorId, int]
@@ -23,10 +24,9 @@ class Translation:
 
 
 def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Translation:
-    """`facts`, for which ``support.unsaid`` has no reason, said to the package `cudnn`.
+    """Translation of `facts`, against which ``support.unsaid`` must have no reason.
 
-    What the nodes write for others, nodes outside among them, is an output. handle: cuDNN's, where the graph is to be
-    planned.
+    Tensors that other nodes of the graph read are outputs, too. handle: cuDNN's, if the graph is to be planned.
     """
     graph = cudnn.pygraph(
         name=facts.graph.name,
@@ -55,13 +55,13 @@ def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Tran
 
 
 def _numbers(facts: Subgraph, node: Node) -> dict[str, float]:
-    """Constants that cuDNN takes as numbers, by port."""
+    """Constants that cuDNN accepts as numbers, by port."""
     found = {port: facts.graph.tensors[t].value for port, t in node.inputs if port in SAYINGS[node.op_name].numbers}
     return {port: value for port, value in found.items() if value is not None}
 
 
 def _read(facts: Subgraph) -> tuple[TensorId, ...]:
-    """Inputs of a node that come from outside as tensors."""
+    """Tensors that the nodes read from outside, without those that are passed as numbers."""
     ports = (t for node in facts.nodes for port, t in node.inputs if port not in _numbers(facts, node))
     inputs = frozenset(facts.inputs)
     return tuple(dict.fromkeys(t for t in ports if t in inputs))

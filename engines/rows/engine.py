@@ -1,4 +1,4 @@
-"""The engine of row programs. It chooses the schedule that suits a program."""
+"""``RowEngine``: the engine of row programs, which chooses a schedule for each program."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -25,15 +25,15 @@ _SCHEDULES = {schedule.knobs: schedule for schedule in (ByRow(), Persistent(), A
 
 
 class RowEngine(KernelEngine[RowFacts, RowKnobs]):
-    """One generated CUDA kernel; the number of rows never enters its source.
+    """Runs a row program as one generated CUDA kernel, whose source does not contain the number of rows.
 
     Numerics: float32 throughout, unless the graph declares roundings. A sum over a row is a fixed binary tree over
-    chunks of 8 elements, the halves of each summed in order; of 4 where there are sums over rows and all that is read
-    whole has 4 bytes an element. It has the same bits for every row count, knob, schedule and run, and whatever is
-    written. Sums over rows are added up in an order that knobs and the number of rows decide: the same bits in every
-    run. FP4 elements differ from the value before quantization by at most max(scale, amax - 6 * scale), scale and amax
-    being those of the block: half the widest gap of E2M1 (4 to 6), or what saturation cuts off where rounding made the
-    scale small. Rounding value * (1 / scale) may add 2e-6 of that.
+    chunks of 8 elements, in which the elements of each half are added in order. Chunks have 4 elements if there are
+    sums over rows and all inputs with rows and columns have 4 bytes per element. The sum has the same bits for every
+    row count, knob, schedule and run, and for any outputs. The order of sums over rows depends on knobs and the number
+    of rows; they have the same bits in every run. FP4 elements differ from the value before quantization by at most
+    max(scale, amax - 6 * scale) of the block: half the widest gap of E2M1 (4 to 6), or the part that saturation cuts
+    off if the scale was rounded down. Rounding value * (1 / scale) may add 2e-6 of that.
     """
 
     name: ClassVar[str] = "rows"
@@ -55,7 +55,8 @@ class RowEngine(KernelEngine[RowFacts, RowKnobs]):
         return No(first)
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[RowKnobs]:
-        """Knobs of the schedule that pays, else the first that takes the program; in mode B also the best of others."""
+        """Knobs of the schedule that is estimated to be fastest (``Schedule.pays``), else of the first that accepts the
+        program. In mode B, the best knobs of the other schedules follow."""
         found: list[RowKnobs] = []
         for schedule in sorted(_by_preference(facts), key=lambda schedule: not schedule.pays(facts, device)):
             if (not found or mode is heur_mode.B) and schedule.refusal(facts, device) is None:

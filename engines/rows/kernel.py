@@ -1,4 +1,4 @@
-"""What kernels of all schedules share: prelude, and tensors that may be updated in place."""
+"""Common parts of the kernels of all schedules: the generated prelude, and the tensors that may be updated in place."""
 
 import enum
 import math
@@ -11,11 +11,11 @@ from graphfuse.engines.rows.limits import MAX_DIVIDED
 from graphfuse.op_graph.ir import TensorId
 from graphfuse.patterns.rows import RowFacts
 
-_INT_COLUMNS = 2**28  # below this, byte offsets within a row and past its end fit an int
+_INT_COLUMNS = 2**28  # with fewer columns, byte offsets within a row and past its end fit an int
 
 
 class Access(enum.Enum):
-    """Access of a kernel to memory, in C++."""
+    """Ways in which a kernel accesses memory, with their C++ names."""
 
     USUAL = "gf::Access::USUAL"
     READ_ONLY = "gf::Access::READ_ONLY"
@@ -24,14 +24,14 @@ class Access(enum.Enum):
 
 
 def constant(name: str, value: bool | int | Access) -> str:
-    """The declaration of a constant of the C++ type that its value has."""
+    """C++ declaration of a constant, of the type of its value."""
     if isinstance(value, Access):
         return f"constexpr gf::Access {name} = {value.value};\n"
     return f"constexpr {type(value).__name__} {name} = {str(value).lower()};\n"
 
 
 def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kernel: str) -> str:
-    """The generated part of a kernel. constants: values by name; kernel: its qualifiers, in C++."""
+    """The generated part of a kernel's source. constants: values by name. kernel: its qualifiers in C++."""
     few = plan.in_32_bits and math.prod(plan.extents) < MAX_DIVIDED  # rows
     return "".join(
         [
@@ -49,8 +49,10 @@ def prelude(plan: PhasePlan, constants: Mapping[str, bool | int | Access], kerne
 
 @lru_cache(maxsize=256)
 def overwritable(facts: RowFacts) -> frozenset[tuple[int, int]]:
-    """Numbers of an input and a store that may be one memory, whatever the schedule and knobs: what can be where rows
-    are kept, or where there are sums over rows, copied ahead. Other kernels write later what they would else lose."""
+    """Pairs (input, store), by number, that may be the same memory for all schedules and knobs.
+
+    They are those of kernels that keep rows in registers, or that prefetch rows if there are sums over rows. Other
+    kernels delay stores that would overwrite inputs."""
     stages = int(bool(facts.program.sums))
     plan = PhasePlan(facts.program, facts.row_extents, facts.columns, 1, resident=True, stages=stages)
     return frozenset(plan.overwritable())

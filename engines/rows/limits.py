@@ -1,4 +1,4 @@
-"""Limits of chips, for schedules that spread rows over threads.
+"""Checks of knobs against limits of chips, for all schedules.
 
 Each function yields the faults of knobs, and nothing if they are legal. Only the first fault is reported, so a check
 may rely on the checks before it.
@@ -13,15 +13,16 @@ from graphfuse.rows.pairs import Pairs
 
 WARP = 32
 MOST_PAIRED = 16
-"""Columns that a thread takes together where columns are in pairs: their others, cosines and sines take registers."""
+"""Maximum of columns in a thread's piece if columns are in pairs, as partners, cosines and sines need registers."""
 MAX_DIVIDED = 2**31
-"""Rows of several axes, whose numbers are found by division, are fewer; of so few, those behind fit 32 bits, too."""
+"""Bound of the number of rows of several axes, whose coordinates are computed by division. With fewer rows, numbers
+past the last row fit 32 bits, too."""
 _MOST_STATIC = 48 << 10  # bytes of shared memory that a kernel may declare
-_RESERVED = 1 << 10  # those that the system takes beside each CTA's
+_RESERVED = 1 << 10  # bytes of shared memory that the system reserves for each CTA
 
 
 def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
-    """Faults of knobs that are no power of two."""
+    """Faults of knobs that are not powers of two."""
     for name in names:
         value = getattr(knobs, name)
         if type(value) is not int or value < 1 or value & (value - 1):
@@ -29,7 +30,7 @@ def power_faults(knobs: object, names: Sequence[str]) -> Iterator[str]:
 
 
 def range_faults(knobs: object, limits: Mapping[str, tuple[int, int]]) -> Iterator[str]:
-    """Faults of knobs that are no whole number between two limits."""
+    """Faults of knobs that are not integers between two limits."""
     for name, (least, most) in limits.items():
         value = getattr(knobs, name)
         if type(value) is not int or not least <= value <= most:
@@ -43,7 +44,7 @@ def thread_faults(threads: int) -> Iterator[str]:
 
 
 def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterator[str]:
-    """Rows of more threads than a CTA has are spread over a cluster of CTAs."""
+    """Faults of rows that are spread over the threads of a cluster, as one CTA does not have enough threads."""
     most = largest_cluster(device)
     if threads_per_row > most * threads:
         limit = f"clusters of up to {most} CTAs" if most > 1 else f"no clusters: {device} is SM{device.sm}"
@@ -51,7 +52,8 @@ def cluster_faults(threads_per_row: int, threads: int, device: Device) -> Iterat
 
 
 def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iterator[str]:
-    """Blocks that share a scale are whole pieces of one row's threads, in one warp. sizes: of blocks, in elements."""
+    """Faults of blocks that share a scale. Each must consist of whole pieces of threads of one row and one warp. sizes:
+    of blocks, in elements."""
     for size in sizes:
         if not piece <= size <= min(threads_per_row, WARP) * piece:
             yield (
@@ -61,7 +63,7 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
 
 
 def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> bool:
-    """True if each thread's two pieces are each other's columns of all pairs that lie apart."""
+    """True if each thread has two pieces, whose columns are partners in all pairs that are not interleaved."""
     apart = [one for one in pairs if not one.interleaved]
     own = (one.count == threads_per_row * piece and not one.part for one in apart)
     return bool(apart) and taken == 2 and all(own)
@@ -70,9 +72,10 @@ def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, take
 def pair_faults(
     pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int, exchanges_own: bool = False
 ) -> Iterator[str]:
-    """Columns of a pair are a lane's, or those of two lanes of a warp. taken: pieces of each thread. exchanges_own:
-    whether a thread may have both columns in different pieces. A part that has pairs is a power of two of pieces, and
-    in one warp, however many pieces a thread takes."""
+    """Faults of pairs of columns. Both columns of a pair must be in one lane or in two lanes of a warp.
+
+    taken: pieces of each thread. exchanges_own: whether a thread may have both columns in different pieces. A part with
+    pairs has a power of two of pieces in one warp, for any number of pieces of a thread."""
     for one in pairs:
         own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
         if piece > MOST_PAIRED:
@@ -97,20 +100,20 @@ def pair_faults(
 
 
 def period_faults(periods: Iterable[int], piece: int) -> Iterator[str]:
-    """Pieces are whole within each part of a row for which an input is the same."""
+    """Faults of inputs that are the same for all parts of a row. Each part must consist of whole pieces."""
     for period in periods:
         if period % piece:
             yield f"pieces have {counted(piece, 'column')}; accepted: a divisor of the {period} of a part"
 
 
 def static_faults(nbytes: int) -> Iterator[str]:
-    """Shared memory that a kernel declares, in which CTAs of a row have what all of its threads came to."""
+    """Faults of the shared memory that a kernel declares for the reduced values of a row's threads."""
     if nbytes > _MOST_STATIC:
         yield f"{nbytes} bytes of shared memory for sums over a row; accepted: {_MOST_STATIC}"
 
 
 def resident_faults(ctas: int, nbytes: int, device: Device) -> Iterator[str]:
-    """CTAs that an SM holds at the same time, each with so many bytes of shared memory."""
+    """Faults of the number of CTAs that are to be resident on an SM, each with `nbytes` bytes of shared memory."""
     most = device.shared_memory_per_sm
     if ctas * (nbytes + _RESERVED) > most:
         yield f"{ctas} CTAs an SM, {nbytes} bytes of shared memory each; {device} has {most} an SM"

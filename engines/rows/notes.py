@@ -13,7 +13,7 @@ _FP4_INSTRUCTION = ("sm_100a", "sm_103a", "sm_120a")  # not part of the plain ta
 
 
 def notes(program: RowProgram, device: Device, scheduled: Iterator[str]) -> Iterator[str]:
-    """scheduled: what the schedule adds."""
+    """Notes on the numerics of a row program. scheduled: notes of the schedule."""
     rounded = sorted({step.rounded.name for step in program.steps if step.rounded is not None})
     if rounded:
         yield f"float32 throughout; values of tensors declared as {', '.join(rounded)} are rounded to that"

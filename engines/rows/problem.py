@@ -1,6 +1,6 @@
-"""The class of problems that tuned knobs are kept for: the shape of the work, not how it is spelled in steps.
+"""Key of the problem class that tuned knobs are stored for. It describes the work, not the steps that it is made of.
 
-Nodes that are written out and the op that does the same are one problem, and a better lowering of either stays in it.
+So an op and the nodes that do the same are in one class, also after a change of how either is lowered.
 """
 
 import json
@@ -16,15 +16,15 @@ from graphfuse.rows.steps import Join, Pick
 from graphfuse.rows.views import View
 
 _KINDS = {(True, True): "element", (True, False): "row", (False, True): "column", (False, False): "one"}
-"""What a tensor has one number for, by whether it varies along rows and columns."""
+"""Granularity of a tensor's values, by whether it varies along rows and columns."""
 
 
 def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = False) -> ProblemClass:
-    """The class of these facts. chunk: elements that are always taken together: of a row or, `across`, of neighbouring
-    rows. within: as of ``ProblemClass``.
+    """The problem class of these facts. chunk: the number of elements that a thread always processes together, of a row
+    or, if `across`, of neighbouring rows. within: as in ``ProblemClass``.
 
-    The key has what is read, reduced and written. Of the steps it says no more than whether an element takes functions,
-    pairs of columns that are exchanged, and elements that are picked. The order of tensors is none of the graph's.
+    The key describes inputs, reductions and outputs. Of the steps it has only whether there are functions, exchanged
+    pairs of columns, and the number of picked elements. The order of tensors does not depend on the graph.
     """
     program = facts.program
     key: dict[str, object] = {
@@ -49,7 +49,7 @@ def problem(facts: RowFacts, chunk: int, within: float = 2.0, across: bool = Fal
 
 
 def _tensor(program: RowProgram, view: View, chunk: int) -> dict[str, object]:
-    """access: bytes."""
+    """Description of a tensor. access: in bytes."""
     found = {"type": view.dtype.value, "kind": _KINDS[view.rows, view.columns], "access": access(view, chunk)}
     for number in view.place.numbers:
         found["indexed"] = program.indices[number].dtype.value
@@ -69,7 +69,7 @@ def _pairs(pairs: Pairs) -> list[int]:
 
 
 def _written(program: RowProgram, store: Store, chunk: int) -> dict[str, object]:
-    """phase: reductions that its value waits for, one after the other."""
+    """Description of an output. phase: the number of consecutive reductions that its value depends on."""
     found = _tensor(program, store.view, chunk) | {"phase": program.phase[store.value.index]}
     if not store.block_size:
         return found

@@ -1,4 +1,4 @@
-"""The interface of a schedule: one way to spread the rows of a program over threads."""
+"""``Schedule``: the interface of a way to spread the rows of a program over threads."""
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,20 +22,20 @@ from graphfuse.patterns.rows import RowFacts
 KnobsT = TypeVar("KnobsT")
 
 PROPOSED = 3
-"""Knobs, of an engine that is not asked for more."""
-_FEW_ROWS = MAX_CTAS // 16  # take no more CTAs than a grid can have, in clusters of any size
+"""Number of knobs that are proposed, except in mode B."""
+_FEW_ROWS = MAX_CTAS // 16  # so many rows need no more CTAs than a grid can have, in clusters of any size
 
 
 class Schedule(abc.ABC, Generic[KnobsT]):
-    """The kernel is a file in the package of the schedule, and has its name. Class attributes:
+    """A way to spread rows over threads. Its kernel is the .cu file of its package's name, in the package. Attributes:
 
-    knobs: its frozen dataclass of knobs, by which plans tell schedules apart.
+    knobs: its frozen dataclass of knobs, which identifies the schedule in plans.
     qualifiers: of the kernel, in C++.
-    split: how rows are cut, of facts for which `misfit` is None.
-    legal_knobs: those to choose from.
-    malformed: why knobs are none that any rows could have.
-    unfit: why knobs that are not malformed cannot be used for some rows. Of faults the first is told.
-    cost: estimated nanoseconds of a launch, by its knobs.
+    split: makes the split of rows from facts for which `misfit` is None.
+    legal_knobs: yields the legal knobs to choose from.
+    malformed: yields why knobs cannot be used for any rows.
+    unfit: yields why knobs that are not malformed cannot be used for some rows. Only the first fault is reported.
+    cost: makes a function that estimates the nanoseconds of a launch from its knobs.
     """
 
     knobs: ClassVar[type]
@@ -47,17 +47,18 @@ class Schedule(abc.ABC, Generic[KnobsT]):
     cost: ClassVar[Callable[[Split, Device], Callable[[KnobsT], float]]]
 
     def prefers(self, facts: RowFacts) -> bool:
-        """True if the program is one that the schedule is there for. Cheap."""
+        """True if the schedule was made for such programs. It is cheap to compute."""
         return False
 
     def pays(self, facts: RowFacts, device: Device) -> bool:
-        """True if the schedule takes the program, and is estimated to be the fastest of all for so many rows."""
+        """True if the schedule accepts the program, and is estimated to be the fastest one for this number of rows."""
         return False
 
     @abc.abstractmethod
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
-        """The reasons against beside those of every schedule, each naming the tensor and the limit. The first is told:
-        each may rely on those before it."""
+        """Reasons against a program in addition to those of all schedules, each with the tensor and the limit.
+
+        Only the first is reported, so a check may rely on the checks before it."""
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
         """Knobs to try, best first."""
@@ -65,19 +66,19 @@ class Schedule(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def constants(self, split: Split[KnobsT], knobs: KnobsT) -> Mapping[str, bool | int | Access]:
-        """Constants that the kernel asks of the problem beside what every kernel does: values by name in C++. A name
-        that every kernel has gets this value."""
+        """Constants of the schedule's kernel, values by C++ name. They are added to those of all kernels, or override
+        these."""
 
     def problem(self, facts: RowFacts) -> ProblemClass:
-        """The class that tuned knobs are kept for, of programs that the schedule is preferred for."""
+        """The problem class of tuned knobs, for programs that prefer this schedule."""
         return problem(facts, self.split(facts).chunk)
 
     def misfit(self, facts: RowFacts) -> str | None:
-        """Why none of the schedule's knobs can be used."""
+        """Why none of the schedule's knobs can be used; None if some may."""
         return None
 
     def refusal(self, facts: RowFacts, device: Device) -> str | None:
-        """Why the schedule does not take a program; None if it does."""
+        """Why the schedule declines a program; None if it accepts it."""
         return next(chain(program_reasons(facts, device), self.reasons(facts, device)), None)
 
     def illegal(self, facts: RowFacts, knobs: KnobsT, device: Device) -> str | None:
@@ -91,21 +92,22 @@ class Schedule(abc.ABC, Generic[KnobsT]):
         )
 
     def legal(self, facts: RowFacts, device: Device) -> tuple[KnobsT, ...]:
-        """The knobs to choose from. They are worked out once for all numbers of rows."""
+        """The legal knobs to choose from. They are cached for all numbers of rows."""
         found = _legal(self, self.of_any_rows(facts), device)
         return found if facts.rows <= _FEW_ROWS else tuple(k for k in found if _has_grid(self.split(facts), k))
 
     def of_any_rows(self, facts: RowFacts) -> RowFacts:
-        """The facts on which it depends whether knobs are legal: more rows take more CTAs of the same."""
+        """The facts without the number of rows, on which legality of knobs does not depend: more rows only need more
+        CTAs."""
         return replace(facts, row_extents=(1,) * len(facts.row_extents))
 
     def notes(self, facts: RowFacts, knobs: KnobsT) -> Iterator[str]:
-        """Notes on what the schedule does to the numbers of a plan."""
+        """Notes on the numerics of a plan that depend on the schedule."""
         if not self.split(facts).resident(knobs):
             yield f"rows of {facts.columns} columns do not fit in registers: they are read again in each phase"
 
     def source(self, facts: RowFacts, knobs: KnobsT) -> str:
-        """The translation unit, whose kernel is named ``row_program``."""
+        """CUDA C++ source of the kernel, which is named ``row_program``."""
         split = self.split(facts)
         plan = split.plan(knobs)
         constants = {
@@ -146,8 +148,7 @@ def _has_grid(split: Split[KnobsT], knobs: KnobsT) -> bool:
 
 
 def best_first(ranked: Sequence[KnobsT], mode: heur_mode) -> list[KnobsT]:
-    """Knobs to propose, of ranked ones: the best for each way to spread rows (``spread``) first, for these differ more
-    than other knobs do; in mode B then all."""
+    """Knobs to propose, from ranked ones: the best for each ``spread``, as these differ most; in mode B then all."""
     best: dict[object, KnobsT] = {}
     for knobs in ranked:
         best.setdefault(knobs.spread, knobs)

@@ -1,4 +1,4 @@
-"""How rows are divided into what threads take together: the part that all schedules share."""
+"""``Split``: the interface of a division of rows into chunks and pieces for threads, which all schedules share."""
 
 import abc
 import math
@@ -11,20 +11,21 @@ from graphfuse.patterns.rows import RowFacts
 KnobsT = TypeVar("KnobsT")
 
 CHUNK = 8
-"""Elements of a row that are summed before all else; of other rows, what divides them."""
+"""Number of elements in the chunks of a row's sum, which are summed first. If it does not divide a row, chunks are
+smaller."""
 
 
 def chunked(facts: RowFacts) -> tuple[int, bool]:
-    """Elements of a chunk, and whether it is too wide for one access of what is read and written whole."""
+    """Number of elements of a chunk, and whether it is too wide for one access of a tensor with rows and columns."""
     chunk = math.gcd(facts.columns, CHUNK)
     whole = (*facts.program.read_whole, *facts.program.written_whole)
     return chunk, chunk == CHUNK and max((view.dtype.nbytes(chunk) for view in whole), default=0) > ACCESS
 
 
 class Split(abc.ABC, Generic[KnobsT]):
-    """Split of rows over threads, from facts alone.
+    """Split of rows over threads. It depends only on facts.
 
-    facts: rows and columns as the kernel takes them. chunk: elements of a row that are summed before all else.
+    facts: with rows and columns in the order of the kernel. chunk: number of elements of a row that are summed first.
     """
 
     facts: RowFacts
@@ -32,39 +33,39 @@ class Split(abc.ABC, Generic[KnobsT]):
 
     @abc.abstractmethod
     def resident(self, knobs: KnobsT) -> bool:
-        """True if threads have registers for all that they take of rows."""
+        """True if threads have enough registers for their parts of rows."""
 
     @abc.abstractmethod
     def taken(self, knobs: KnobsT) -> int:
-        """Pieces, or chunks, of a row that each thread takes."""
+        """Number of pieces, or chunks, of a row for each thread."""
 
     @abc.abstractmethod
     def resident_plan(self, knobs: KnobsT) -> PhasePlan:
-        """Phase plan of which a thread keeps what later phases need."""
+        """Phase plan in which a thread keeps the values that later phases need."""
 
     @abc.abstractmethod
     def by_rows(self, knobs: KnobsT) -> ByRows:
-        """The grid for each number of rows."""
+        """The grid as a function of the number of rows."""
 
     @abc.abstractmethod
     def static_bytes(self, knobs: KnobsT) -> int:
-        """Shared memory of a CTA that the kernel declares, at most."""
+        """Upper bound of the bytes of shared memory that the kernel declares for a CTA."""
 
     def at_once(self, knobs: KnobsT) -> int:
-        """Number of pieces that a thread has registers for where rows are not resident."""
+        """Number of pieces that a thread has registers for if rows are not resident."""
         return 1
 
     def passes(self, knobs: KnobsT) -> int:
-        """Number of passes in which a thread takes what it has registers for, a power of two."""
+        """Number of passes over a thread's pieces, of as many as it has registers for; a power of two."""
         if self.resident(knobs):
             return 1
         return 1 << (-(-self.taken(knobs) // self.at_once(knobs)) - 1).bit_length()
 
     def steps(self, knobs: KnobsT) -> int:
-        """Pieces that each thread takes in one pass."""
+        """Number of pieces of each thread in one pass."""
         return -(-self.taken(knobs) // self.passes(knobs))
 
     def plan(self, knobs: KnobsT) -> PhasePlan:
-        """Phase plan that is printed and passed."""
+        """Phase plan of the generated kernel and its arguments."""
         plan = self.resident_plan(knobs)
         return plan if self.resident(knobs) else plan.read_again()

@@ -1,7 +1,7 @@
-"""What the engine of row programs accepts: devices, views, stores and scalars. A reason names the tensor and the limit.
+"""Checks of devices, views, stores and scalars for the row engine.
 
-Each function yields the reasons against, and nothing if there is none. Only the first reason is reported, so a check
-may rely on the checks before it.
+Each function yields the reasons against, each with the tensor and the limit, and nothing if there is none. Only the
+first reason is reported, so a check may rely on the checks before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from graphfuse.rows.views import View
 FLOATS = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 INTEGERS = (data_type.INT32, data_type.INT64)
 ROUNDED = (*FLOATS, *FP8, *SMALL_INTEGERS)
-"""What values are rounded to on the way and where they are written."""
+"""Data types that values may be rounded to, between steps and when they are written."""
 READ = (*ROUNDED, data_type.BOOLEAN)
 
-# Chips that every variant of the kernel is compiled for by the tests.
+# Compute capabilities for which the tests compile every variant of the kernel.
 COMPILED = (80, 86, 89, 90, 100, 103, 120)
 _MAX_AXES = 4
 
 
 def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
-    """Why a device, or a program, is refused by every schedule."""
+    """Reasons of all schedules against a device or a program."""
     if not device.runs_kernels:
         yield f"needs a CUDA device or the emulator; got {device}"
     if device.sm < COMPILED[0]:
@@ -48,8 +48,9 @@ def program_reasons(facts: RowFacts, device: Device) -> Iterator[str]:
 
 
 def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
-    """Why a schedule whose threads take row after row, or neighbouring rows, refuses a program. rotates: whether it
-    takes pairs of columns, with cosines and sines in rows that are chosen by number."""
+    """Reasons of all schedules but `by_row` against places of rows, pairs of columns and parts.
+
+    rotates: whether the schedule accepts pairs of columns, with cosines and sines in rows that are chosen by number."""
     program = facts.program
     if program.all_pairs and not rotates:
         yield f"{facts.node}: pairs of columns; accepted where a thread takes neighbouring columns of a row"
@@ -64,8 +65,8 @@ def place_reasons(facts: RowFacts, rotates: bool = False) -> Iterator[str]:
 
 
 def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterator[str]:
-    """Why pairs of columns are refused. chunk: elements of a row that are taken together. most: of a row, that a thread
-    may have."""
+    """Reasons against pairs of columns. chunk: number of elements of a row that a thread processes together. most:
+    number of elements of a row that a thread may have."""
     for pairs in facts.program.all_pairs:
         if chunk % 2:
             yield f"{facts.node}: pairs of columns, in rows of {facts.columns}; accepted: an even number"
@@ -85,7 +86,7 @@ def pair_reasons(facts: RowFacts, chunk: int, most: int = MOST_PAIRED) -> Iterat
 
 
 def period_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
-    """Why inputs that are the same for all parts of rows are refused. chunk: as of ``pair_reasons``."""
+    """Reasons against inputs that are the same for all parts of rows. chunk: as in ``pair_reasons``."""
     for period in facts.program.periods:
         if period % chunk:
             what = f"{facts.node}: an input is the same for all parts of {counted(period, 'column')}"
@@ -93,8 +94,8 @@ def period_reasons(facts: RowFacts, chunk: int) -> Iterator[str]:
 
 
 def part_reasons(facts: RowFacts, chunk: int, most: int = 1) -> Iterator[str]:
-    """Why parts of rows are refused. chunk: elements of a row that are taken together. most: chunks that a thread may
-    take together."""
+    """Reasons against parts of rows. chunk: as in ``pair_reasons``. most: number of chunks that a thread may process
+    together."""
     longest = WARP * chunk * most
     for size in facts.program.parts:
         if size & (size - 1) or not chunk <= size <= longest:
@@ -103,7 +104,7 @@ def part_reasons(facts: RowFacts, chunk: int, most: int = 1) -> Iterator[str]:
 
 
 def tensor_reasons(facts: RowFacts, columns_apart: bool = False) -> Iterator[str]:
-    """Why a program's tensors or row axes are refused. columns_apart: columns may have any stride."""
+    """Reasons against a program's tensors or row axes. columns_apart: whether columns may have any stride."""
     if not facts.columns:
         yield f"{facts.node}: rows have no columns; accepted: one or more"
     for view in (part for whole in facts.program.inputs for part in whole.parts):
@@ -153,7 +154,7 @@ def _store_reasons(facts: RowFacts, store: Store, columns_apart: bool) -> Iterat
         yield from _view_reasons(facts, "output", y, ROUNDED, least, columns_apart)
         return
     made = BLOCKS[store.block_size]
-    # Block scales are written one by one: they may have any strides.
+    # Block scales are written one by one, so they may have any strides.
     if store.scales_of is not None:
         yield from _element_reasons(f"block scale {y.name!r}", y, made.scales)
         return
@@ -171,7 +172,7 @@ def _store_reasons(facts: RowFacts, store: Store, columns_apart: bool) -> Iterat
 def _view_reasons(
     facts: RowFacts, role: str, view: View, dtypes: Sequence[data_type], least: int, columns_apart: bool = False
 ) -> Iterator[str]:
-    """least: the smallest stride between rows, and between columns that may lie apart."""
+    """Reasons against a view. least: the smallest stride between rows, and between columns if they may have any."""
     what, columns = f"{role} {view.name!r}", facts.columns if view.columns else 1
     yield from _type_reasons(what, view, dtypes)
     if view.swizzled:
@@ -180,7 +181,7 @@ def _view_reasons(
         yield f"{what} has stride {view.column_stride} between columns; accepted: 1"
     if not view.columns:
         yield from _alignment_reasons(what, view)
-    # Rows, from the closest ones on, must not reach into each other.
+    # Rows must not overlap. Axes are checked in the order of their strides.
     strides = view.place.reach(facts.row_extents, view.row_strides)
     if columns_apart:
         strides.append((columns, view.column_stride))
@@ -192,7 +193,7 @@ def _view_reasons(
 
 
 def _element_reasons(what: str, tensor: View | Scalar, dtypes: Sequence[data_type]) -> Iterator[str]:
-    """Reasons against what is read or written element by element."""
+    """Reasons against a tensor that is read or written element by element."""
     yield from _type_reasons(what, tensor, dtypes)
     yield from _alignment_reasons(what, tensor)
 

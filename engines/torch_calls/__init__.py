@@ -1,4 +1,4 @@
-"""Products, convolutions and attention by torch's own kernels: cuBLAS, cuDNN inside torch, flash attention."""
+"""Engine for products, convolutions and attention by torch's kernels: cuBLAS, cuDNN in torch, flash attention."""
 
 from graphfuse.engines.torch_calls.engine import TorchEngine
 

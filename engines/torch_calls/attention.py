@@ -1,8 +1,8 @@
-"""Attention and its gradients by kernels that torch has: cuDNN's, flash attention, memory-efficient attention.
+"""Attention and its gradients by kernels of torch: cuDNN's, flash attention, memory-efficient attention.
 
-All keep scores and sums in float32, and round exponentials to the type of what is read. Torch's own arithmetic of
-several steps, which rounds scores, is never used. Kernels know a band around the diagonal and lengths of sequences
-(``sequences``); any other mask is drawn, as a bias of 0 and -infinity.
+All keep scores and sums in float32, and round exponentials to the type of q. Torch's math backend, which rounds scores,
+is never used. Kernels support a band around the diagonal and lengths of sequences (``sequences``). Any other mask is
+materialized as a bias of 0 and -infinity.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from graphfuse.ops import OFFSETS
 from graphfuse.ops.scores import PAGED, gathered, seen, within
 
 WIDEST = 256
-"""Columns of q, k and v at most."""
+"""Maximum number of columns of q, k and v."""
 
 _BYTES = 16
-_TOGETHER = 8  # elements of 16 bits
-_BIAS, _ROWS = 16, 32  # columns of a bias, and rows of statistics, that memory-efficient attention reads together
+_TOGETHER = 8  # elements of 16 bits in 16 bytes
+_BIAS, _ROWS = 16, 32  # block sizes in which memory-efficient attention reads columns of a bias and rows of statistics
 
 
 _MASKS = ("block_mask", *LENGTHS, *PAGED.values())
@@ -38,8 +38,8 @@ _FORWARD, _BACKWARD = ("q", "k", "v"), ("q", "k", "v", "o", "dO", "stats")
 class Band:
     """The rows of k that a row of q attends to.
 
-    left, right: how far from the diagonal; None for all the way. uneven: whether there are other rows of q than of k,
-    the last of which lie on the diagonal.
+    left, right: bounds as distances from the diagonal; None for no bound. uneven: whether q and k have different
+    numbers of rows. The diagonal then ends at the last rows of both.
     """
 
     left: int | None
@@ -48,19 +48,19 @@ class Band:
 
     @property
     def plain(self) -> bool:
-        """True if it is none, or causal in the only way that there is."""
+        """True if there is no band, or it is causal and q and k have the same number of rows."""
         return self.left is None and (self.right is None or self.right == 0 and not self.uneven)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Options that a kernel is told.
+    """Options of a call of attention.
 
-    band: None where the mask is drawn.
-    sequences: the band of sequences with lengths; None where there are none, or their mask is drawn, too.
+    band: None if the mask is materialized.
+    sequences: the band of sequences with lengths; None if there are none, or their mask is materialized.
     attributes: the node's.
-    ports: names of what is read, then of what is written.
-    scale: None where execute gives it.
+    ports: names of tensors that are read, then of those that are written.
+    scale: None if execute gives it.
     ragged: tensors at ragged offsets, by port.
     """
 
@@ -73,14 +73,14 @@ class Asked:
 
 
 def attention(facts: Subgraph) -> TorchCall | No:
-    """The node alone: attention or its gradients."""
+    """Torch's call for a region of one node, attention or its gradients; No with the first reason if there is none."""
     (node,) = facts.nodes
     tensors = facts.graph.tensors
     back = node.op_name == "sdpa_backward"
     given = {port: tensors[t] for port, t in node.inputs if port != "attn_scale"}
     given |= {port: tensors[t] for port, t in node.outputs if t in facts.outputs}
     apart = {port: t for port, t in given.items() if t.ragged is not None}
-    # What lies at offsets is copied to where a batch follows the other, and back.
+    # Tensors at ragged offsets are copied to contiguous memory, and results back.
     dense = given | {port: replace(t, ragged=None, stride=packed_stride(t.dim)) for port, t in apart.items()}
     read = {port: dense[port] for port, _ in node.inputs if port in dense}
     made = {port: dense[port] for port, t in node.outputs if t in facts.outputs}
@@ -109,12 +109,12 @@ def attention(facts: Subgraph) -> TorchCall | No:
 
 
 def _seen(t: FrozenTensor) -> TorchView:
-    """A tensor as it is, or the memory of one at ragged offsets."""
+    """View of a tensor, or of the whole memory of a tensor at ragged offsets."""
     return TorchView.of(t) if t.ragged is None else TorchView.of(t, (t.span,), (1,))
 
 
 def _lying(t: FrozenTensor) -> str | None:
-    """Why kernels cannot read a tensor where it lies, 16 bytes at a time; None if they can."""
+    """Why kernels cannot read a tensor in place, 16 bytes at a time; None if they can."""
     if t.dim[3] > 1 and t.stride[3] != 1:
         return f"{t} has stride {t.stride[3]} between columns; accepted: 1"
     apart = next((s for e, s in zip(t.dim[:3], t.stride[:3], strict=True) if e > 1 and s % _TOGETHER), None)
@@ -137,8 +137,8 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
 
 
 def _sequences(node: Node, read: Mapping[str, FrozenTensor], apart: Mapping[str, FrozenTensor]) -> SequenceBand | None:
-    """None where kernels cannot read rows at ragged offsets where they lie, page tables among them, or results be put
-    there in wide pieces."""
+    """Band of sequences with lengths; None if there are none, or kernels cannot read or write rows at ragged offsets in
+    place, 16 bytes at a time."""
     if any(port in PAGED.values() for port in apart) or read["q"].dim[0] * PARTS > MOST:
         return None
     for port, t in apart.items():
@@ -183,9 +183,10 @@ def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
     x = _operands(torch, asked, memory, offsets)
     extra = "dBias" in given if back else "Stats" in given
     if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
-        asked = replace(asked, band=None)  # flash attention of the CPU knows no bands
+        asked = replace(asked, band=None)  # the CPU's flash attention does not support bands
     kernel = _kernel(torch, asked, x, back and extra)[back]
-    # Rows that attend to nothing are zeros of all kernels but the CPU's; efficient attention has no sum that says so.
+    # For rows that attend to nothing, all kernels but the CPU's return zeros. The statistics of efficient attention do
+    # not mark these rows.
     searched = not back and (kernel is _cpu or kernel is _efficient and extra)
 
     def run(*number: float) -> None:
@@ -208,7 +209,7 @@ def _places(torch, t: FrozenTensor, offsets) -> ragged.Places:
 
 
 def _operands(torch, asked: Asked, memory: Mapping[str, object], offsets: Mapping[str, object]) -> dict[str, object]:
-    """Tensors that are read, with a batch behind the other and pages put together."""
+    """Tensors that are read, with ragged batches and pages gathered to contiguous memory."""
     x = dict(memory)
     for port, t in asked.ragged.items():
         if port in x:
@@ -221,13 +222,13 @@ def _operands(torch, asked: Asked, memory: Mapping[str, object], offsets: Mappin
 class _Call:
     """A kernel's operands.
 
-    x: tensors by port, with zeros beyond each sequence's end.
-    shift: what is added to scores; None for nothing.
-    attending: which rows' results count, others being none; None for all.
-    causal: whether the kernel masks what is right of the diagonal.
-    band: the other bands of flash attention.
+    x: tensors by port, with zeros after each sequence's end.
+    shift: a bias that is added to scores; None for none.
+    attending: mask of the rows that attend to some row of k; None for all.
+    causal: whether the kernel masks scores right of the diagonal.
+    band: the band, if the kernel masks it; None if `shift` has the mask.
     scale: of scores.
-    extra: whether Stats or dBias are wanted.
+    extra: whether Stats or dBias are requested.
     """
 
     x: Mapping[str, object]
@@ -240,39 +241,39 @@ class _Call:
 
     @property
     def read(self) -> tuple:
-        """q, k and v; of gradients the loss before them, and o and stats as flash attention has them behind."""
+        """q, k and v; for gradients, dO before these, and o and stats (in flash attention's layout) after them."""
         found = tuple(self.x[port] for port in ("dO", "q", "k", "v", "o") if port in self.x)
         return (*found, self.x["stats"].squeeze(3).contiguous()) if "stats" in self.x else found
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of q and of k."""
+        """Numbers of rows of q and k."""
         return self.x["q"].shape[2], self.x["k"].shape[2]
 
     @property
     def unused(self) -> tuple:
-        """Seed and offset of dropout, which nothing reads."""
+        """Seed and offset of dropout, which kernels do not read."""
         empty = self.x["q"].new_empty(2)
         return empty, empty
 
 
 def _call(torch, asked: Asked, x, scale: float, extra: bool, searched: bool = False) -> _Call:
-    """searched: whether rows that attend to nothing are looked for among those within a sequence."""
+    """Operands of a kernel. searched: whether to find rows that attend to nothing within sequences, too."""
     causal = asked.band is not None and asked.band.right is not None
     if asked.band is not None:
         return _Call(x, None, None, causal, asked.band, scale, extra)
     masks = seen(torch, x, asked.attributes, x["q"], x["k"].shape[2])
     shift = _drawn(torch, x, masks.of_columns)
-    # Rows beyond a sequence are not drawn: the same columns masked for all rows are few numbers.
+    # The bias masks columns alone, not rows after a sequence's end: so it is the same for all rows, and small.
     attending = masks.rows
     if searched:
         found = shift.amax(dim=-1, keepdim=True) != -math.inf
         attending = found if masks.rows is None else found & masks.rows
-    # Memory beyond a sequence may hold NaN, which zero times it would be.
+    # Memory after a sequence's end may have NaN, and zero times NaN is NaN.
     ends = {"q": masks.rows, "o": masks.rows, "dO": masks.rows, "k": masks.columns, "v": masks.columns}
     x = x | {port: within(torch, x[port], end) for port, end in ends.items() if port in x}
     if "stats" in x:
-        # The exponentials of what is masked, less infinity, are zeros.
+        # With statistics of infinity, the exponentials of masked rows are zeros.
         some = x["stats"] != -math.inf
         x["stats"] = torch.where(some if masks.rows is None else some & masks.rows, x["stats"], math.inf)
     whole = shift.expand(*x["q"].shape[:3], -1)
@@ -280,7 +281,7 @@ def _call(torch, asked: Asked, x, scale: float, extra: bool, searched: bool = Fa
 
 
 def _drawn(torch, x, masks):
-    """The bias, -infinity where masked, where kernels can read it."""
+    """The bias in memory that kernels can read, with -infinity at masked scores."""
     bias, columns = x.get("bias"), x["k"].shape[2]
     if bias is not None and not masks and _readable(bias, columns):
         return bias
@@ -302,12 +303,12 @@ def _readable(bias, columns: int) -> bool:
 
 
 def _fitted(torch, call: _Call, port: str, found, extents):
-    """A kernel's result as the op has it."""
+    """A kernel's result in the shape and with the values of the op's output."""
     if port == "dBias":
         summed = [axis for axis, extent in enumerate(extents) if extent != found.shape[axis]]
         return found.sum(summed, keepdim=True) if summed else found
     if port == "Stats":
-        # Some kernels have an axis of extent 1 behind the rows, some have more rows.
+        # Some kernels return an axis of extent 1 after the rows, some more rows.
         found = found.reshape(*extents[:2], -1, 1)[:, :, : extents[2]]
     if call.attending is None or port not in ("O", "Stats"):
         return found
@@ -315,7 +316,7 @@ def _fitted(torch, call: _Call, port: str, found, extents):
 
 
 def _kernel(torch, asked: Asked, x, of_bias: bool) -> tuple[Callable, Callable]:
-    """Forward and backward of torch's choice, where it has several kernels."""
+    """Functions that call the forward and backward kernels; torch chooses if several can be used."""
     q, k = x["q"], x["k"]
     if not q.is_cuda:
         return _cpu, _cpu_backward
@@ -365,7 +366,7 @@ def _flash_backward(aten, c: _Call) -> tuple:
 
 
 def _banded(aten, c: _Call) -> tuple:
-    """Flash attention of a band, which ends at the last row and column."""
+    """Flash attention with a band, whose diagonal ends at the last row and column."""
     causal, band = window(c.band.left, c.band.right)
     read = (t.transpose(1, 2) for t in c.read)
     made = aten._flash_attention_forward.default(*read, None, None, *c.shape, 0.0, causal, False, scale=c.scale, **band)
@@ -392,17 +393,17 @@ def _banded_backward(aten, c: _Call) -> tuple:
 
 
 def _efficient(aten, c: _Call) -> tuple:
-    """Memory-efficient attention, which has as many heads of k and v as of q."""
+    """Memory-efficient attention, for which k and v need as many heads as q."""
     kernel = aten._scaled_dot_product_efficient_attention.default
     return kernel(*_repeated(c), c.shift, c.extra, 0.0, c.causal, scale=c.scale)[:2]
 
 
 def _efficient_backward(aten, c: _Call) -> tuple:
     loss, q, k, v, o = _repeated(c)
-    o = o.transpose(1, 2).contiguous().transpose(1, 2)  # as the forward makes it: the kernel reads no other layout
+    o = o.transpose(1, 2).contiguous().transpose(1, 2)  # the forward's layout, the only one that the kernel reads
     stats = c.read[-1]
     rows = stats.shape[2]
-    # The kernel reads rows of statistics in blocks. Beyond the last there is nothing to attend to.
+    # The kernel reads rows of statistics in blocks. Rows after the last one attend to nothing.
     room = stats.new_full((*stats.shape[:2], -(-rows // _ROWS) * _ROWS), math.inf)
     room[:, :, :rows] = stats
     kernel = aten._scaled_dot_product_efficient_attention_backward.default

@@ -1,4 +1,4 @@
-"""One call of torch in place of some nodes, as data that is made when planning."""
+"""``TorchCall``: a call of torch that replaces some nodes, as data that planning makes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.op_graph.ir import FrozenTensor, TensorId
 
 MULTIPLIED = (data_type.BFLOAT16, data_type.HALF, data_type.FLOAT)
-"""Types that torch multiplies with sums in float32."""
+"""Data types that torch multiplies with sums in float32."""
 
 
 @dataclass(frozen=True)
 class TorchView:
-    """A tensor of the graph as the call sees it: extents and strides in elements. It may have other axes there."""
+    """View of a graph's tensor that a call uses, possibly with other axes. dim, stride: in elements."""
 
     tensor: TensorId
     dtype: data_type
@@ -28,13 +28,13 @@ class TorchView:
 
 @dataclass(frozen=True, eq=False)
 class TorchCall:
-    """Work of some nodes by torch.
+    """A call of torch that does the work of some nodes.
 
-    seen: tensors that it is given, those it writes last.
-    numbers: scalars whose value execute gives, as floats behind the tensors.
-    bind: given the module torch and the tensors, makes what does the work, given the numbers. Tensors are bound once
-        for all calls with the same addresses.
-    settings: what torch has to be set to meanwhile (``settings``).
+    seen: its tensors, written ones last.
+    numbers: scalars whose value execute gives. They are passed as floats.
+    bind: makes a function of the module torch and the tensors, which does the work, given the numbers. Tensors are
+        bound once for all calls with the same addresses.
+    settings: torch's settings and their values during the call (``settings``).
     """
 
     seen: tuple[TorchView, ...]
@@ -44,7 +44,7 @@ class TorchCall:
 
 
 def unfit(t: FrozenTensor) -> str | None:
-    """Why torch has no view of a tensor; None if it has."""
+    """Why torch cannot have a view of a tensor; None if it can."""
     if t.by_value or t.value is not None:
         return f"{t} is passed by value; accepted: tensors in memory"
     if t.reordering is not tensor_reordering.NONE:
@@ -57,7 +57,7 @@ def unfit(t: FrozenTensor) -> str | None:
 
 
 def multiplied(*read: FrozenTensor) -> str | None:
-    """Why torch does not multiply these with each other; None if it does."""
+    """Why torch cannot multiply these tensors with each other; None if it can."""
     for t in read:
         if why := unfit(t):
             return why

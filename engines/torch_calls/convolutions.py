@@ -1,7 +1,7 @@
-"""Convolutions and their gradients by cuDNN inside torch.
+"""Convolutions and their gradients by cuDNN in torch.
 
-Torch's convolutions make the type that they read. A result of another type is made of float32 copies, which tensor
-cores multiply as TF32. Values of 16 bits are TF32's, so nothing is lost.
+Torch's convolutions return the type that they read. For a result of another type, operands are copied to float32, which
+tensor cores multiply as TF32. TF32 can represent all values of 16-bit types, so nothing is lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ class Window:
 
     stride, dilation: of each spatial axis.
     before, after: padding of each spatial axis.
-    groups: of channels.
-    turned: whether the weight is turned around.
-    widened: whether what is read is copied to float32 first, and multiplied as TF32.
-    rounded: the type that the result is rounded to; None where it is made in its own.
-    direct: whether torch may write the output where it lies.
+    groups: number of groups of channels.
+    turned: whether the weight is flipped along its spatial axes.
+    widened: whether operands are copied to float32 first, and multiplied as TF32.
+    rounded: the type that the result is rounded to; None if it is computed in the output's type.
+    direct: whether torch may write to the output in place.
     """
 
     stride: tuple[int, ...]
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Padding that torch is told: the same on both sides, else none, and the image is padded before."""
+        """Padding for torch's call: the same on both sides, or none if they differ; then the image is padded before."""
         return (0,) * len(self.before) if self.uneven else self.before
 
     @property
@@ -52,7 +52,8 @@ class Window:
 
 
 def convolution(facts: Subgraph) -> TorchCall | No:
-    """The convolution, or one of its gradients, alone. Torch has calls with a ReLU in them, but they lose NaN."""
+    """Torch's call for a convolution or one of its gradients, without other nodes; No with the first reason if there is
+    none. Torch has calls with a ReLU, but these lose NaN."""
     node, tensors = facts.nodes[0], facts.graph.tensors
     if facts.nodes[1:]:
         return No(f"{facts.nodes[1]} is behind {node}, which torch computes alone")
@@ -64,7 +65,7 @@ def convolution(facts: Subgraph) -> TorchCall | No:
         return No(f"{empty} has no elements")
     window = _window(node, read, written)
     bind = {"conv_fprop": _fprop, "conv_dgrad": _dgrad, "conv_wgrad": _wgrad}[node.op_name]
-    # Of the other two torch has calls that are told.
+    # For the other two, torch has calls with arguments for these.
     precision = (CONVOLUTIONS_OF_FLOAT, "tf32" if window.widened else "ieee")
     settings = (precision, (BENCHMARK, False), (DETERMINISTIC, True)) if bind is _wgrad else ()
     return TorchCall((*map(TorchView.of, read), TorchView.of(written)), partial(bind, window), settings=settings)
@@ -137,7 +138,7 @@ def _fprop(window: Window, torch, image, weight, out) -> Callable[[], object]:
 
 def _dgrad(window: Window, torch, loss, weight, out) -> Callable[[], object]:
     w = window
-    # Of an image that is padded unevenly, the gradient with its padding, and of that the middle.
+    # With uneven padding, the gradient of the padded image is computed, and its inner part is the result.
     wide = [sum(sides) if w.uneven else sides[1] for sides in zip(w.before, out.shape[2:], w.after, strict=True)]
     left = [
         extent - ((count - 1) * stride - 2 * padding + dilation * (taps - 1) + 1)
@@ -165,7 +166,7 @@ def _wgrad(window: Window, torch, image, loss, out) -> Callable[[], object]:
 
     def run() -> None:
         x, y = _padded(torch, w, _wide(w, image)), _wide(w, loss)
-        # Of the weight torch reads shape and type alone.
+        # Torch reads only shape and type of the weight.
         weight = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
         made = torch.ops.aten.convolution_backward.default(y, x, weight, *told)[1]
         _store(torch, w, out, _turned(w, made))

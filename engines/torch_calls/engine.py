@@ -1,4 +1,4 @@
-"""The engine: which nodes it takes, and their call by raw addresses on the caller's stream."""
+"""``TorchEngine``: checks which nodes torch can run, and calls torch with raw addresses on the caller's stream."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ CALLS: Mapping[str, Callable[[Subgraph], TorchCall | No]] = {
     **dict.fromkeys(("conv_fprop", "conv_dgrad", "conv_wgrad"), convolution),
     **dict.fromkeys(ATTENTION, attention),
 }
-"""By the op that a match starts from."""
+"""Functions that make torch's call, by the op of the product."""
 
 FIRST_SM = 80
-"""The first chip that attention has kernels for."""
+"""The oldest compute capability with kernels of attention."""
 
-_KEPT = 64  # calls with addresses that were given
+_KEPT = 64  # bound functions that are cached by their addresses
 
 
 class TorchEngine(Engine[ProductFacts, NoKnobs]):
-    """Products, convolutions and attention by one call of torch, which reads and writes tensors where they lie.
+    """Products, convolutions and attention by one call of torch, which reads and writes tensors in place.
 
-    Numerics: sums are in float32 whatever torch is set to, and a result is rounded once. float32 is multiplied as it
-    is. Attention rounds exponentials to q's type before it multiplies them with v.
+    Numerics: sums are in float32 for all settings of torch, and a result is rounded once. float32 operands are not
+    rounded. Attention rounds exponentials to q's type before it multiplies them with v.
     """
 
     name: ClassVar[str] = "torch"
@@ -77,7 +77,7 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
 
 
 def _check_torch(node: Node) -> None:
-    """GraphNotSupportedError where this torch has no kernels for the node."""
+    """Raises GraphNotSupportedError if this build of torch has no kernels for the node."""
     import torch
 
     if not torch.cuda.is_available():
@@ -87,21 +87,23 @@ def _check_torch(node: Node) -> None:
 
 
 def made(facts: Subgraph) -> TorchCall | No:
-    """Torch's call for a product and what follows it, or the first reason why there is none."""
+    """Torch's call for a product and the nodes after it, or the first reason why there is none."""
     return CALLS[core(facts).op_name](facts)
 
 
 def by_address(
     call: TorchCall, device: Device, current_stream: Callable[[Device], int], setting: TorchSetting
 ) -> Callable[..., None]:
-    """`call`, given a stream, the addresses of what it is given, and numbers. current_stream, setting: of ``Site``."""
+    """Function that makes `call`, given a stream, the addresses of its tensors, and numbers.
+
+    current_stream, setting: as in ``Site``."""
     ready: Ready | None = None
     known: dict[tuple[float, ...], Callable[..., object]] = {}
     count = len(call.seen)
 
     def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
         nonlocal ready
-        # Torch is imported by the first call: plans are also made where no graph is run.
+        # Torch is imported by the first call, as a process may plan without running graphs.
         ready = ready or Ready.of(call, setting)
         if len(known) >= _KEPT:
             known.clear()
@@ -127,7 +129,7 @@ def by_address(
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """Torch, when it is first needed. hold: makes of a function one that runs under the settings of the call."""
+    """The imported module torch. hold: wraps a function, so that it runs with the settings of the call."""
 
     torch: ModuleType
     hold: Callable[[Callable[..., object]], Callable[..., object]]
@@ -140,8 +142,8 @@ class Ready:
 
 
 def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
-    """Tensors over the memory at addresses, which callers keep alive."""
-    with torch.inference_mode(False):  # else calls outside that mode could not write to them
+    """Tensors on the memory at these addresses, which callers keep alive."""
+    with torch.inference_mode(False):  # otherwise calls outside of that mode could not write to them
         return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=True)]
 
 

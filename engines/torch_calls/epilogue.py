@@ -1,4 +1,4 @@
-"""What follows a matrix product that the same call of torch computes: a bias, and a ReLU."""
+"""Nodes after a matrix product that the same call of torch computes: a bias, and a ReLU."""
 
 import math
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ _PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
 
 @dataclass(frozen=True)
 class Following:
-    """bias: a vector. relu: whether there is one behind the sum."""
+    """An addition of a bias, which is a vector. relu: whether a ReLU follows."""
 
     bias: TorchView
     relu: bool
 
 
 def following(facts: Subgraph, product: Node, dtype: data_type) -> Following | No:
-    """An addition behind a matrix product, and a ReLU if there is one more node. dtype: of what is multiplied, which
-    bias and result have to be of."""
+    """The addition after a matrix product, and a ReLU if there is one more node; No with the first reason against them.
+
+    dtype: of the product's operands, which bias and result must have, too."""
     graph = facts.graph
     add, *after = facts.nodes[facts.nodes.index(product) + 1 :]
     (_, made), (_, total) = product.outputs[0], add.outputs[0]

@@ -1,4 +1,4 @@
-"""Matrix products by cuBLAS, with a bias and a ReLU where one call has them."""
+"""Matrix products by cuBLAS, also with a bias and a ReLU in the same call."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from graphfuse.patterns.epilogues import core
 
 
 def matmul(facts: Subgraph) -> TorchCall | No:
-    """The product alone, or with a bias of one value a column, or with that and a ReLU."""
+    """Torch's call for a product, which may have a bias of one value per column, and a ReLU after that; No with the
+    first reason if there is none."""
     tensors, nodes = facts.graph.tensors, facts.nodes
     node = core(facts)
     a, b = (_operand(facts, node, port) for port in ("A", "B"))
@@ -31,7 +32,7 @@ def matmul(facts: Subgraph) -> TorchCall | No:
         return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
     a_seen, c_seen = (_matrices(t, n, batch, folded) for n, t in ((_A, a), (_C, c)))
     b_seen = _matrices(b, _B, batch, None)
-    # What is not made in its own type is made in float32, and then rounded.
+    # A result of another type than the operands is computed in float32, and then rounded.
     made = c.dtype if c.dtype is a.dtype else data_type.FLOAT
     product = {0: "mm", 1: "bmm"}.get(len(batch), "each")
     bind = partial(
@@ -42,7 +43,7 @@ def matmul(facts: Subgraph) -> TorchCall | No:
 
 
 def _operand(facts: Subgraph, node: Node, port: str) -> FrozenTensor:
-    """A tensor that is multiplied, seen as a transpose among the nodes turns it."""
+    """An operand of the product. If a transpose among the nodes makes it, its input with permuted axes."""
     tensors, read = facts.graph.tensors, node.input(port)
     for turning in facts.nodes:
         if turning.op_name == "transpose" and turning.output("output") == read:
@@ -52,8 +53,8 @@ def _operand(facts: Subgraph, node: Node, port: str) -> FrozenTensor:
 
 
 def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch, a, b, *rest) -> Callable[[], object]:
-    """same: whether the product is made in the type of what is multiplied, else in float32. rounded: the type that it
-    is then rounded to."""
+    """Function that computes the product. same: whether torch computes it in the operands' type, else in float32.
+    rounded: the type that it is then rounded to; None if it is not."""
     *bias, c = rest
     kind = {} if same else {"out_dtype": torch.float32}
 
@@ -80,13 +81,14 @@ def _bind(product: str, same: bool, rounded: data_type | None, relu: bool, torch
 
 _A, _B, _C = range(3)
 BatchAxis = tuple[int, tuple[int, ...]]
-"""Extent, and strides of A, B and C: A and B may be one tensor, seen in two ways."""
+"""Extent, and strides of A, B and C. These are by place, as A and B may be the same tensor."""
 
 Batch = tuple[BatchAxis, ...]
 
 
 def _batch(a: FrozenTensor, b: FrozenTensor, c: FrozenTensor) -> tuple[Batch, BatchAxis | None]:
-    """Axes of batches, as few as there can be, the longest last; or none, and the one that is more rows of A and C."""
+    """Batch axes, joined as far as possible, the longest last. If the only one can be joined with the rows of A and C,
+    there are none, and it is the second result."""
     axes: list[BatchAxis] = []
     for axis, extent in enumerate(c.dim[:-2]):
         if extent == 1:
@@ -105,8 +107,8 @@ def _batch(a: FrozenTensor, b: FrozenTensor, c: FrozenTensor) -> tuple[Batch, Ba
 
 
 def _matrices(t: FrozenTensor, place: int, batch: Batch, folded: BatchAxis | None) -> TorchView:
-    """A tensor as matrices with the axes of batches before. place: which of A, B and C it is. folded: the batches that
-    are rows of one matrix."""
+    """View of a tensor as matrices with leading batch axes. place: which of A, B and C it is. folded: the batch axis
+    that is joined with the rows."""
     (rows, columns), (of_rows, of_columns) = t.dim[-2:], t.stride[-2:]
     if folded is not None:
         extent, strides = folded

@@ -1,7 +1,7 @@
-"""Attention of sequences whose lengths are in memory, by flash attention of rows that lie one behind another.
+"""Attention of sequences whose lengths are in memory, by flash attention with packed rows (variable length).
 
-The kernel is told where sequences begin, so no mask is drawn. Rows behind a sequence's end are a sequence of their own,
-which attends to nothing: their memory may hold anything.
+The kernel gets the places where sequences begin, so no mask is materialized. Rows after a sequence's end are a separate
+sequence, which attends to nothing. Their memory may have any content.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 LENGTHS = ("seq_len_q", "seq_len_kv", "cu_seq_len_q", "cu_seq_len_kv")
 
 DEVICES = {"cuda"}
-"""Types of devices whose flash attention knows where sequences begin."""
+"""Types of devices whose flash attention accepts places where sequences begin."""
 
 PARTS, MOST = 4, 65535
-"""Sequences of the kernel's that each of the graph's is, and how many it takes."""
+"""Number of sequences of the kernel for each sequence of the graph, and the kernel's maximum."""
 
 _OF_K = ("k", "v", "dK", "dV")
 
 
 @dataclass(frozen=True)
 class SequenceBand:
-    """Rows of k that a row of q attends to.
+    """The rows of k that a row of q attends to.
 
-    left, right: how far from the diagonal, which ends at the last row of each sequence; None for all the way.
-    first: whether it begins at the first row of each instead, of sequences of q and k that differ in length. Then the
-    band is causal.
+    left, right: bounds as distances from the diagonal, which ends at the last row of each sequence; None for no bound.
+    first: whether the diagonal begins at the first row of each sequence instead, for q and k that differ in length. The
+    band is then causal.
     """
 
     left: int | None = None
@@ -46,7 +46,7 @@ class SequenceBand:
 
 
 def sequence_band(node: Node, read: Mapping[str, FrozenTensor]) -> SequenceBand | None:
-    """None where sequences have no lengths, or a mask has to be drawn."""
+    """Band of an attention node; None if sequences have no lengths, or a mask has to be materialized."""
     given = [port for port in LENGTHS if port in read]
     if not given or "bias" in read or "block_mask" in read:
         return None
@@ -60,7 +60,7 @@ def sequence_band(node: Node, read: Mapping[str, FrozenTensor]) -> SequenceBand 
 
 
 def window(left: int | None, right: int | None) -> tuple[bool, dict[str, int | None]]:
-    """True if flash attention is causal for a band, and its windows."""
+    """Arguments of flash attention for a band: whether it is causal, and its windows."""
     causal = left is None and right == 0
     last = None if left is None else left - 1
     return causal, {"window_size_left": last, "window_size_right": None if causal else right}
@@ -68,10 +68,10 @@ def window(left: int | None, right: int | None) -> tuple[bool, dict[str, int | N
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """Places where sequences begin, in rows that lie one behind another.
+    """Places where sequences begin in packed rows.
 
-    rows: [sequences + 1]: the first of each, and one past those of the last.
-    longest: rows of a sequence at most.
+    rows: [sequences + 1], the first row of each sequence, and the end of the last one.
+    longest: maximum number of rows of a sequence.
     """
 
     rows: torch.Tensor
@@ -79,20 +79,20 @@ class Starts:
 
     @property
     def room(self) -> int:
-        """Rows of all sequences at most."""
+        """Maximum number of rows of all sequences."""
         return (self.rows.shape[0] - 1) * self.longest
 
     def every(self, torch) -> torch.Tensor:
-        """Numbers of all rows that there may be."""
+        """Numbers of all rows up to the maximum."""
         return torch.arange(self.room, device=self.rows.device)
 
     def ends(self, torch, lengths: torch.Tensor) -> torch.Tensor:
-        """One past the last row of each sequence of such a length."""
+        """End of each sequence with these lengths, one past its last row."""
         return torch.minimum(self.rows[:-1] + lengths.clamp(min=0), self.rows[1:])
 
     def counterparts(self, torch, rows: torch.Tensor, other: Starts) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row of another tensor that has the same place in its sequence, for each of some rows here, and whether
-        there is one. In place of one that there is not stands one that there is."""
+        """Rows of another tensor with the same places in their sequences as `rows` here, and whether there are such
+        rows. If there is none, its number is that of any valid row."""
         sequence = torch.bucketize(rows, self.rows[1:-1], right=True)
         found = rows - self.rows[sequence] + other.rows[sequence]
         there = found < other.rows[sequence + 1]
@@ -103,9 +103,9 @@ class Starts:
 class Pass:
     """One call of the kernel.
 
-    q, k: where sequences begin. Each of the graph's sequences is four of the kernel's: rows of q before those that
-    attend; rows of q that attend to rows of k; rows of q behind them; the other rows of k. Rows that have none of the
-    other tensor have zeros as their result and their gradient.
+    q, k: places where sequences begin. Each sequence of the graph is four of the kernel: rows of q before those that
+    attend; rows of q that attend to rows of k; rows of q after these; the other rows of k. Results and gradients of
+    rows without a counterpart in the other tensor are zeros.
     causal, window: of the band, whose diagonal ends at the last rows.
     """
 
@@ -116,7 +116,8 @@ class Pass:
 
     @staticmethod
     def of(torch, q: Starts, k: Starts, begin, end, reached, band: SequenceBand) -> Pass:
-        """begin, end: rows of q that attend, by sequence. reached: one past the last row of k that they attend to."""
+        """Call for the rows of q that attend, from `begin` to `end` in each sequence. reached: end of the rows of k
+        that they attend to."""
         of_q = torch.stack((q.rows[:-1], begin, end, q.rows[1:]), dim=1).flatten()
         of_k = torch.stack((k.rows[:-1], k.rows[:-1], reached, reached), dim=1).flatten()
         of_q, of_k = (torch.cat((of, each.rows[-1:])).int() for of, each in ((of_q, q), (of_k, k)))
@@ -124,14 +125,14 @@ class Pass:
 
 
 def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list[Pass]:
-    """Calls of the kernel whose results are added. of_q, of_k: lengths."""
+    """Calls of the kernel whose results are added. of_q, of_k: lengths of sequences."""
     if not band.first:
         begin, end, reached = q.rows[:-1], q.ends(torch, of_q), k.ends(torch, of_k)
-        if band.right is not None:  # the first rows of more than there are of k attend to nothing
+        if band.right is not None:  # if q has more rows than k, its first ones attend to nothing
             nothing = (end - begin) - (reached - k.rows[:-1]) - band.right
             begin = torch.minimum(begin + nothing.clamp(min=0), end)
         return [Pass.of(torch, q, k, begin, end, reached, band)]
-    # Rows of q behind as many as there are of k attend to all of k.
+    # As many rows of q as k has are causal. The rows after these attend to all of k.
     both = torch.minimum(of_q, of_k)
     middle = q.ends(torch, both)
     causal = Pass.of(torch, q, k, q.rows[:-1], middle, k.ends(torch, both), SequenceBand(None, 0))
@@ -139,17 +140,17 @@ def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list
 
 
 def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Callable[..., None]:
-    """A function that computes attention or its gradients, given the scale if execute gives it.
+    """Function that computes attention or its gradients, given the scale if execute gives it.
 
-    asked: of ``attention``. memory, given: tensors that are read and written, by port. offsets: of those at ragged
-    offsets.
+    asked: options (``attention.Asked``). memory, given: tensors that are read and written, by port. offsets: ragged
+    offsets, by port of their tensor.
     """
 
     def run(*number: float) -> None:
         x = dict(memory)
         if PAGED.values() & x.keys():
             of_q = asked.ragged.get("q")
-            # Of q its extents alone are looked at.
+            # Only the extents of q are used.
             q = x["q"] if of_q is None else x["q"].as_strided(of_q.dim, (0, *of_q.stride[HEADS:]))
             x["k"], x["v"] = gathered(torch, x | {"q": q}, asked.attributes)
         layout = _RowLayout(torch, asked.ragged, offsets, x)
@@ -158,13 +159,13 @@ def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Ca
         read = (port for port in ("q", "k", "v", "o", "dO", "stats") if port in x)
         rows = {port: layout.read(port, x[port], k if port in _OF_K else q) for port in read}
         scale = number[0] if number else asked.scale
-        # One row of q alone, and windows that are wider than k, are others to the kernel.
+        # The kernel treats a single row of q, and windows that are wider than k, in another way.
         longest = max(q.longest, 2), max(q.longest, k.longest)
         made = (_backward if "dO" in x else _forward)(torch, passes, rows, longest, scale)
         if "Stats" in given:
             made["Stats"] = _statistics(torch, made["Stats"], made["O"])
         for port, t in given.items():
-            layout.starts(port, t)  # all are known before the first result is written
+            layout.starts(port, t)  # the offsets of all are read before the first result is written
         for port, t in given.items():
             layout.write(port, t, made[port], k if port in _OF_K else q)
 
@@ -183,8 +184,9 @@ def _forward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], sc
 
 
 def _statistics(torch, sums: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, 1] of the kernel's sums, which are infinity for rows with NaN, and for those that attend to nothing
-    and are zeros."""
+    """Statistics [rows, heads, 1] of the kernel's sums.
+
+    Sums are infinity for rows whose results are NaN, and for rows that attend to nothing, whose results are zeros."""
     sums = sums.t().unsqueeze(2)
     return torch.where(sums == math.inf, o[..., :1] * 0.0 - math.inf, sums)
 
@@ -203,14 +205,14 @@ def _backward(torch, passes: list[Pass], x: Mapping, longest: tuple[int, int], s
 class _RowLayout:
     """Tensors of one call as rows, [rows, heads, columns].
 
-    ragged: those at ragged offsets, by port. x: what is read.
+    ragged: tensors at ragged offsets, by port. x: tensors that are read, by port.
     """
 
     def __init__(self, torch, ragged: Mapping[str, FrozenTensor], offsets: Mapping, x: Mapping):
         self.torch, self.ragged, self.offsets, self.device = torch, ragged, offsets, x["q"].device
         self._known: dict[object, Starts] = {}
-        self._at_rows: list[torch.Tensor] = []  # of offsets that count no rows: whether each is a row's
-        # Where heads are outside of rows, each head is a sequence: rows of all heads do not lie at one stride.
+        self._at_rows: list[torch.Tensor] = []  # for offsets in smaller units than rows: whether all are at rows
+        # If heads are outside of rows in memory, each head is a sequence, as its rows have one stride.
         self.heads = 1
         read = [x[port] for port in ("q", "k", "v", "o", "dO") if port in x]
         if not ragged and all(t.shape[HEADS] == read[0].shape[HEADS] and t.is_contiguous() for t in read):
@@ -218,7 +220,7 @@ class _RowLayout:
             self.heads = heads if PARTS * batch * heads <= MOST else 1
 
     def starts(self, port: str, t: torch.Tensor) -> Starts:
-        """The same object for tensors with rows at the same places."""
+        """Places of a tensor's rows. It is the same object for tensors with rows at the same places."""
         of = self.ragged.get(port)
         if of is None:
             count, longest = t.shape[0] * self.heads, t.shape[ROWS]
@@ -250,18 +252,18 @@ class _RowLayout:
         return t.flatten(0, 2).unsqueeze(1) if self.heads > 1 else t.transpose(1, 2).flatten(0, 1)
 
     def each(self, found: torch.Tensor) -> torch.Tensor:
-        """Lengths of the sequences. found: of the batches."""
+        """Lengths of the sequences. found: lengths of the batches."""
         return found.flatten().repeat_interleave(self.heads)
 
     def read(self, port: str, t: torch.Tensor, own: Starts) -> torch.Tensor:
-        """The rows of a tensor, at the places of `own`."""
+        """The rows of a tensor, moved to the places of `own`."""
         starts, rows = self.starts(port, t), self._rows(port, t)
         if starts is own:
             return rows
         return rows.index_select(0, own.counterparts(self.torch, own.every(self.torch), starts)[0])
 
     def write(self, port: str, t: torch.Tensor, made: torch.Tensor, own: Starts) -> None:
-        """made: the kernel's rows, at the places of `own`. They are written to."""
+        """Write results to a tensor. made: the kernel's rows, at the places of `own`; they may be overwritten."""
         torch, to, nothing = self.torch, self.starts(port, t), -math.inf if port == "Stats" else 0.0
         if self._at_rows:
             made.mul_(torch.where(torch.stack(self._at_rows).all(), 1.0, math.nan))
@@ -279,7 +281,7 @@ class _RowLayout:
     def _write_at_offsets(self, memory: torch.Tensor, to: Starts, made: torch.Tensor, own: Starts, nothing) -> None:
         torch, count = self.torch, to.rows[-1:] - to.rows[:1]
         first = torch.where(count > 0, to.rows[:1], 0)
-        # In place of rows that there are not, others are written again; memory without any keeps what it has.
+        # Numbers beyond the last row write other rows again. Without any rows, memory keeps its content.
         rows = first + to.every(torch) % count.clamp(min=1)
         begin = to.rows[torch.bucketize(rows, to.rows[1:-1], right=True)]
         rows = torch.where((rows - begin < to.longest) | (count <= 0), rows, begin)
@@ -292,5 +294,5 @@ class _RowLayout:
 
 
 def _wide(torch, rows: torch.Tensor) -> torch.Tensor:
-    """The same memory in elements of 16 bytes, which are moved in half the time; of statistics, as it is."""
+    """The same memory in elements of 16 bytes, which are moved in half the time. Statistics are not changed."""
     return rows.view(torch.complex128) if rows.element_size() == 2 else rows

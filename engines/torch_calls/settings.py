@@ -1,7 +1,7 @@
-"""Settings of torch's that products depend on, held at a value for the time of one call.
+"""Settings of torch that products depend on, which have certain values during a call.
 
-They belong to the process. So calls hold them one after another, and another thread that multiplies at that moment
-does so as exactly.
+They are global to the process. So such calls are serialized, and products of other threads at that time use these
+values, too.
 """
 
 import threading
@@ -19,14 +19,14 @@ PRODUCTS_OF_FLOAT = ("cuda.matmul", "fp32_precision")
 CONVOLUTIONS_OF_FLOAT = ("cudnn.conv", "fp32_precision")
 DETERMINISTIC = ("cudnn", "deterministic")
 BENCHMARK = ("cudnn", "benchmark")
-"""Settings: the module in torch.backends, and the name there."""
+"""Settings: the module in torch.backends, and the name in it."""
 
 EXACT_PRODUCTS = {
     data_type.BFLOAT16: ((REDUCED_BF16, False),),
     data_type.HALF: ((REDUCED_HALF, False), (ACCUMULATED_IN_HALF, False)),
     data_type.FLOAT: ((PRODUCTS_OF_FLOAT, "ieee"),),
 }
-"""Settings under which cuBLAS adds up in float32 and reads float32 as it is, by the type of what is multiplied."""
+"""Settings with which cuBLAS adds in float32 and does not round float32 operands, by the type of the operands."""
 
 
 Wanted = Sequence[tuple[tuple[str, str], object]]
@@ -34,12 +34,11 @@ Wanted = Sequence[tuple[tuple[str, str], object]]
 
 
 TorchSetting = Callable[[str, str], tuple[Callable[[], tuple], Callable[..., object]]]
-"""Finds what reads and what writes a setting (``Site.torch_setting``)."""
+"""Function that returns those that read and write a setting (``Site.torch_setting``)."""
 
 
 def holding(found: TorchSetting, wanted: Wanted) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Makes of a function the same, during which settings have the wanted values. They have their own again when it
-    returns."""
+    """Decorator of a function during whose calls settings have the wanted values. They are restored afterwards."""
     if not wanted:
         return lambda run: run
     settings = [(*found(*name), value, ("none",) if value == "ieee" else ()) for name, value in wanted]

@@ -1,4 +1,4 @@
-"""Finds the row axis along which neighbouring elements lie, and makes it the last."""
+"""Finds the row axis along which elements are contiguous, and makes it the last row axis."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +14,9 @@ def varying(facts: RowFacts) -> Iterator[tuple[str, View]]:
 
 
 def side_by_side(facts: RowFacts) -> int | None:
-    """The row axis along which the elements of all outputs, and of all inputs that vary along it, are neighbours. The
-    number behind the last axis where rows are single: along no axis do they lie closer than columns. None where there
-    is no such axis."""
+    """The row axis along which all outputs, and all inputs that vary along it, are contiguous; None if there is none.
+
+    If instead all row strides are larger than strided columns, rows are single, and it is the number of row axes."""
     views = list(varying(facts))
     several = [axis for axis, extent in enumerate(facts.row_extents) if extent > 1]
     for axis in several:
@@ -31,12 +31,12 @@ def side_by_side(facts: RowFacts) -> int | None:
 
 
 def accepts(role: str, view: View, axis: int) -> bool:
-    """True if the elements of a tensor are neighbours along an axis; of an input, also whether they are the same."""
+    """True if a tensor's elements are contiguous along an axis, or for an input, if they are the same along it."""
     return view.row_strides[axis] in ((0, 1) if role == "input" else (1,))
 
 
 def turned(facts: RowFacts, axis: int) -> RowFacts:
-    """The same rows with an axis last, one of extent 1 where it is the number behind the last."""
+    """The same rows with `axis` as the last row axis. If it is the number of row axes, an axis of extent 1 is added."""
     program = facts.program
     extents = (*facts.row_extents, 1)
     order = [a for a in range(len(facts.row_extents)) if a != axis] + [axis]

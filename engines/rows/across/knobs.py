@@ -1,4 +1,4 @@
-"""How rows and their columns are spread over threads, and how memory is accessed."""
+"""Knobs of the across schedule: how rows and columns are spread over threads, and how memory is accessed."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ MOST_GROUPS = 64
 class AcrossKnobs:
     """Knobs that spread rows and their columns over threads. None of them changes a bit of the result.
 
-    threads_across: of a CTA, side by side along the rows, each with as many rows as an access has; a power of two.
-    groups: of so many threads, among which the chunks of a row are dealt out; a power of two, or one for each chunk.
-    ctas_per_sm: that an SM has registers for. eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of
-    all, 2 rows that were read or written first (``by_row.knobs.EVICTIONS``).
+    threads_across: threads of a CTA along neighbouring rows, each with the rows of one access; a power of two. groups:
+    number of groups of `threads_across` threads, which share the chunks of a row; a power of two, or one group for each
+    chunk. ctas_per_sm: number of CTAs that an SM has registers for. eviction: priority of rows in the L2; 0: the
+    default; 1: rows that are read are evicted last; 2: all rows are evicted first (``by_row.knobs.EVICTIONS``).
     """
 
     threads_across: int
@@ -27,10 +27,10 @@ class AcrossKnobs:
 
     @property
     def places(self) -> int:
-        """Groups and those that are left out, a power of two: every so many chunks are one group's."""
+        """Number of groups rounded up to a power of two. The chunks of a group have this distance."""
         return 1 << (self.groups - 1).bit_length()
 
     @property
     def spread(self) -> tuple[int, int]:
-        """The way to spread rows."""
+        """The knobs that decide how rows are spread."""
         return self.threads_across, self.groups

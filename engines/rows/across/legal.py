@@ -1,4 +1,4 @@
-"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
+"""The across schedule's legal knobs, and the faults of others."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from graphfuse.engines.rows.limits import (
 
 
 def legal(split: AcrossSplit, device: Device) -> Iterator[AcrossKnobs]:
-    """All legal knobs of those that there are to choose from."""
+    """Legal knobs to choose from."""
     chunks = split.chunks
     groups = {1 << k for k in range(MOST_GROUPS.bit_length()) if 1 << k < chunks} | {chunks} & {*range(MOST_GROUPS + 1)}
     for threads_across in (4, 8, 16, 32, 64, 128, 256):

@@ -1,4 +1,4 @@
-"""The schedule of CTAs that take neighbouring rows: support, proposals and launch."""
+"""The across schedule, whose CTAs process neighbouring rows: support, proposals and launch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,8 @@ from graphfuse.patterns.rows import RowFacts
 
 
 class Across(Schedule[AcrossKnobs]):
-    """Threads take neighbouring rows of one column after another. A row has the bits that it has in other layouts."""
+    """Schedule in which threads process neighbouring rows, one column after another. Results have the same bits as in
+    other layouts."""
 
     knobs: ClassVar[type] = AcrossKnobs
     split = staticmethod(AcrossSplit.of)
@@ -47,7 +48,7 @@ class Across(Schedule[AcrossKnobs]):
             yield f"{facts.node}: no way to spread {rows} over threads of {device}"
 
     def of_any_rows(self, facts: RowFacts) -> RowFacts:
-        return facts  # how many rows are side by side decides how many an access has
+        return facts  # the number of neighbouring rows decides how many an access has
 
     def misfit(self, facts: RowFacts) -> str | None:
         apart = side_by_side(facts) is None

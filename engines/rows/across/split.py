@@ -1,4 +1,4 @@
-"""How rows are divided into what threads take together, and what they keep of it."""
+"""The across schedule's division of rows into chunks and pieces, and the registers that it needs."""
 
 import math
 from dataclasses import dataclass
@@ -14,18 +14,20 @@ from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Chain, Join, Load, Operand
 from graphfuse.rows.views import View
 
-_REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, whose warps these share; of a thread
-# Registers of a thread beside what it holds of rows: in any case, for each tensor that varies over rows and columns,
-# for every 4 bytes of a piece that it works out, and to read rows again. Of the programs that the tests compile, ptxas
-# spills nothing where a thread has so many.
+_REGISTERS, _MOST_REGISTERS = 16384, 255  # of a quarter of an SM, which its warps share; of a thread
+# Registers of a thread in addition to those for its elements: in any case, for each tensor with rows and columns, for
+# every 4 bytes of a piece that is computed, and to read rows again. With so many registers, ptxas does not spill for
+# any program that the tests compile.
 _OTHERWISE, _ADDRESS, _WRITTEN, _AGAIN = 4, 4, 5, 8
 
 
 @dataclass(frozen=True)
 class AcrossSplit(Split[AcrossKnobs]):
-    """facts: with the axis last along which neighbours lie. piece: rows that a thread takes together, of each column.
-    chunks: a row's. outermost: whether the axis that comes first is the one that did, so that more or fewer rows are
-    more or fewer of its positions.
+    """Split of neighbouring rows.
+
+    facts: with the axis of contiguous elements last. piece: number of rows that a thread processes together, of each
+    column. chunks: number of chunks of a row. outermost: whether the first row axis is that of the original facts, so
+    that another number of rows changes only its extent.
     """
 
     facts: RowFacts
@@ -37,7 +39,7 @@ class AcrossSplit(Split[AcrossKnobs]):
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "AcrossSplit":
-        """ValueError: neighbours lie along no axis of rows."""
+        """The split for these facts. Raises ValueError if elements are contiguous along no row axis."""
         axis = side_by_side(facts)
         if axis is None:
             raise ValueError(f"{facts.node}: no row axis along which elements are neighbours")
@@ -55,7 +57,7 @@ class AcrossSplit(Split[AcrossKnobs]):
         return -(-self.chunks // knobs.places)
 
     def registers(self, steps: int, passes: int) -> int:
-        """Registers of a thread, about."""
+        """Estimated number of registers of a thread."""
         need = self._needs[passes > 1]
         taken = max(steps * need.first, steps * need.kept + need.later)
         each = self.piece * (need.per_row + need.joined * (steps + passes.bit_length() - 1))
@@ -63,7 +65,7 @@ class AcrossSplit(Split[AcrossKnobs]):
 
     @cached_property
     def _needs(self) -> tuple["_Need", "_Need"]:
-        """Needs of rows that are resident, and of those that are read again."""
+        """Needs of registers for resident rows, and for rows that are read again."""
         return self._need(self._resident_plan), self._need(self._resident_plan.read_again())
 
     def _need(self, plan: PhasePlan) -> "_Need":
@@ -94,7 +96,7 @@ class AcrossSplit(Split[AcrossKnobs]):
 
     @property
     def serves_fewer(self) -> bool:
-        """True if a launch serves fewer rows, too: of the axis that comes first, unless that is cut into pieces."""
+        """True if a launch can serve fewer positions of the first row axis. A single axis is divided into pieces."""
         return self.outermost and len(self.facts.row_extents) > 1
 
     def by_rows(self, knobs: AcrossKnobs) -> ByRows:
@@ -104,30 +106,31 @@ class AcrossSplit(Split[AcrossKnobs]):
 
 @dataclass(frozen=True)
 class _Need:
-    """Need of registers that a thread has for so many steps."""
+    """Data from which the number of a thread's registers is estimated."""
 
-    kept: int  # bytes of an element, between phases
-    first: int  # bytes of an element in the first phase
-    later: int  # bytes of an element that a later phase reads, at most
-    per_row: int  # values of each row
-    joined: int  # values of each row that are reduced at the same time
-    otherwise: int  # registers, whatever the steps
+    kept: int  # bytes per element that are kept between phases
+    first: int  # bytes per element in the first phase
+    later: int  # maximum of bytes per element that a later phase reads
+    per_row: int  # number of values per row
+    joined: int  # number of values per row that are reduced at the same time
+    otherwise: int  # registers that do not depend on the number of elements
 
 
 def available(knobs: AcrossKnobs) -> int:
-    """Registers of a thread, which are given to warps in units of 8 a thread."""
+    """Number of registers that a thread can have. The hardware allocates them in units of 8 per thread."""
     warps = -(-knobs.threads * knobs.ctas_per_sm // (4 * WARP))
     return min(_MOST_REGISTERS, _REGISTERS // (warps * WARP) // 8 * 8)
 
 
 def _aligned(view: View) -> int:
-    """Rows that an access can have, 0 for any number: of a tensor that is aligned for the widest, several accesses."""
+    """Number of rows that an access can have; 0 for any number, as tensors that allow the widest access can have
+    several."""
     widest = access(view, ACCESS, across=True)
     return 0 if widest == ACCESS or not view.row_strides[-1] else max(1, widest // view.dtype.nbytes(1))
 
 
 def _per_row(plan: PhasePlan) -> frozenset[Operand]:
-    """Values of which there is one a row, that steps of an element read."""
+    """Values with one number per row that elementwise steps read."""
     program = plan.program
     read = (o for step in program.elementwise for _, o in step.operands if isinstance(o, Chain | Load))
     return frozenset(o for o in read if not program.extent(o).columns)

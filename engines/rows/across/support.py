@@ -1,4 +1,4 @@
-"""Which problems this schedule declines."""
+"""Reasons of the across schedule to decline a program."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from graphfuse.engines.rows.support import place_reasons
 from graphfuse.patterns.rows import RowFacts
 
 MOST_COLUMNS = 4096
-"""Of few rows, that lie apart: no more CTAs share a row."""
+"""Maximum number of strided columns if there are fewer rows than columns, as only one CTA processes a row."""
 
 
 def own_reasons(facts: RowFacts) -> Iterator[str]:
-    """Reasons against programs that other schedules take."""
+    """Reasons against programs that other schedules accept."""
     program = facts.program
     yield from place_reasons(facts)
     if program.numbers_columns:
@@ -29,7 +29,7 @@ def own_reasons(facts: RowFacts) -> Iterator[str]:
 
 
 def layout_reasons(facts: RowFacts) -> Iterator[str]:
-    """Reasons against rows that are no neighbours, or too few of too many columns."""
+    """Reasons against rows that are not contiguous along any axis, and against few rows of many columns."""
     if side_by_side(facts) is None:
         yield _apart(facts)
     if facts.columns > max(MOST_COLUMNS, facts.rows):
@@ -40,7 +40,7 @@ def layout_reasons(facts: RowFacts) -> Iterator[str]:
 
 
 def _apart(facts: RowFacts) -> str:
-    """Why there is no row axis along which all are neighbours."""
+    """Why there is no row axis along which all tensors are contiguous."""
     views = list(varying(facts))
     for axis, extent in enumerate(facts.row_extents):
         neighbours = next((v for _, v in views if extent > 1 and v.row_strides[axis] == 1), None)
@@ -60,7 +60,7 @@ def _apart(facts: RowFacts) -> str:
 
 
 def row_reasons(split: AcrossSplit) -> Iterator[str]:
-    """Reasons against values of one per row: a piece has neighbours of them, too, or they are read once for all."""
+    """Reasons against tensors with one value per row, which must be contiguous along neighbouring rows, or the same."""
     program = split.facts.program
     inputs = [("input", view) for view in program.inputs if view.rows and not view.columns]
     outputs = [store for store in program.stores if not store.amax and not program.extents[store.value.index].columns]

@@ -1,4 +1,4 @@
-"""Cost model: which knobs may pay, and the estimated time of a launch, to rank knobs that were not measured."""
+"""Cost model: finds knobs that may be fast, and estimates the time of a launch to rank knobs that were not measured."""
 
 import math
 from collections.abc import Callable
@@ -14,44 +14,46 @@ from graphfuse.rows.program import cost_of
 from graphfuse.rows.steps import Chain
 from graphfuse.rows.views import View
 
-_READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may pay; any kernel reads fewer ahead
+_READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may be faster; fewer are always read ahead
 _COMPUTED = {Cost.COPY: 0, Cost.ARITHMETIC: 1, Cost.FUNCTION: 8}  # operations of an element; a rounding is one more
-_CROWDED, _MANY_ROWS = 12, 64  # operations by columns, and rows of an SM, from which on reading ahead does not pay
+_CROWDED, _MANY_ROWS = 12, 64  # operations times column vectors, and rows per SM, above which reading ahead is slower
 _SECTOR = 32  # smallest memory transaction in bytes
-# Limits in bytes moved. Up to _CACHED, rows are often in the L2 before and after a kernel: the default eviction. Up to
-# _SMALL, the L2 evicts all rows first. Beyond, it evicts input rows last.
+# Limits of eviction in bytes moved. Up to _CACHED, rows are often in the L2 before and after a kernel, so eviction is
+# the default. Up to _SMALL, all rows are evicted first. Above that, input rows are evicted last.
 _CACHED, _SMALL = 1 << 20, 6 << 20
 
 # Nanoseconds, fitted to exhaustive searches on an H200; docs/records/heuristics-nvidia-h200.json has searches of other
-# sizes. What an SM does of all rows:
+# sizes. Throughput of an SM:
 _BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
-_CTA_AT_LEAST, _CTA = 80.0, 2.2  # to take in a CTA: while nothing else takes as long, and in any case
-_LONE = 0.6  # share of a row that an SM does alone, where there are fewer rows than SMs
+_CTA_AT_LEAST, _CTA = 80.0, 2.2  # to start a CTA: if nothing else takes as long, and in any case
+_LONE = 0.6  # share of a row that an SM does alone, if there are fewer rows than SMs
 _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
-# Instructions, by the bits of the narrowest output: elements that take what a thread takes in any case, and of one.
+# Instructions, by the bits of the narrowest output: a thread's overhead as a number of elements; time of an element.
 _INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}
-_AXIS, _CHOSEN = 6, 3  # elements in whose time a row is found along another axis, or one that is chosen or of some rows
+_AXIS, _CHOSEN = 6, 3  # time to find a row along another axis, and one at another place, as a number of elements
 _BESIDE = 0.4  # share of the instructions that memory's time does not hide
 _DOUBLED = 0.1  # share of the instructions that each doubling of a row's warps adds
-_MORE_READ = 0.25  # and each input beyond the first
+_MORE_READ = 0.25  # share of the instructions that each input beyond the first adds
 _SHARED_BLOCK = 1.1  # factor where lanes that share a block compute its scale
 _WIDE = 0.08  # share of the instructions that each doubling of a thread's neighbouring chunks adds
-# Elements in whose time a piece's value of its part of the row is made, of all lanes'. Factor where there are few
-# threads to hide that, of many elements each.
+# Time to reduce a part of the row among lanes for a piece, as a number of elements; factor if threads have more than
+# the third number of elements each, so that there are too few threads to hide it.
 _PART, _PART_OF_MANY, _MANY_ELEMENTS = 2.0, 1.2, 64
-# What a launch takes on an idle device, counted in elements of a thread:
+# Times of a launch on an idle device, as numbers of elements of a thread:
 _ELEMENT = 141.25  # of one
 _LAUNCH = 10  # to begin and to end
-_AHEAD, _MORE_AWAITED = 0.78, 0.45  # factor where all is read ahead; share that each input beyond the first adds
+_AHEAD, _MORE_AWAITED = 0.78, 0.45  # factor if all is read ahead; share that each input beyond the first adds
 _ROUND, _ROW_WARP = 2.4, 0.06  # for each doubling of the threads that reduce a row, and for each warp of a CTA's part
 _CTA_WARP = 0.5  # to start each warp of a CTA
-_MEETING = 6  # for each doubling of a row's threads, where CTAs meet those of other ranks (measured on two H100s)
+_MEETING = 6  # for each doubling of a row's threads, if CTAs wait for those of other ranks (measured on two H100s)
 _CLUSTER, _CLUSTER_DOUBLED = 9, 1  # of a cluster that reduces a row, and for each doubling of its CTAs
 
 
 def eviction(facts: RowFacts) -> int:
-    """Eviction of the L2, by the bytes moved. Tuning does not choose it. Rows that are evicted first leave a part
-    of an earlier replay's rows in the L2, so timing by replay overrates it for memory much larger than the L2."""
+    """The knob `eviction`, by the bytes moved. Tuning does not choose it.
+
+    If rows are evicted first, a part of an earlier replay's rows stays in the L2. So timing by replay overrates this
+    for memory much larger than the L2."""
     whole = (*facts.program.read_whole, *facts.program.written_whole)
     moved = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in whole)
     if moved <= _CACHED:
@@ -60,13 +62,15 @@ def eviction(facts: RowFacts) -> int:
 
 
 def _rows(facts: RowFacts, view: View) -> int:
-    """Rows that a tensor really has. Axes of stride 0, as of a weight for each head, do not count."""
+    """Number of a tensor's rows in memory. Axes of stride 0, as of a weight for each head, do not count."""
     return math.prod(e for e, stride in zip(facts.row_extents, view.row_strides, strict=True) if stride)
 
 
 def pays_ahead(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], bool]:
-    """Function that says of knobs whether it pays to read all before the sum. Where much is computed of columns, and an
-    SM has many rows, it pays more to leave registers for further rows in flight."""
+    """Function that returns whether reading all inputs before the first reduction is faster with some knobs.
+
+    If there is much computation with column vectors, and an SM has many rows, it is faster to leave registers for more
+    resident rows."""
     program, rows = split.facts.program, split.facts.rows
     if any(view.place.numbers for view in program.inputs):  # reads wait for a read
         return lambda knobs: True
@@ -80,8 +84,8 @@ def pays_ahead(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], bool
 
 
 def is_usual(knobs: ByRowKnobs) -> bool:
-    """True if CTAs have a size that may pay. Small CTAs wait less at barriers, but each takes time to start. Long rows
-    may also pay in the largest CTAs."""
+    """True if CTAs have a size that may be fast. Small CTAs wait less at barriers, but each takes time to start. For
+    long rows, the largest CTAs may be fast, too."""
     if knobs.cluster > 1:
         return knobs.threads >= 64
     whole = knobs.threads == MAX_THREADS and knobs.threads_per_row >= 256
@@ -89,13 +93,13 @@ def is_usual(knobs: ByRowKnobs) -> bool:
 
 
 def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
-    """Nanoseconds of a launch, by its knobs.
+    """Function that estimates the nanoseconds of a launch from its knobs.
 
-    It is a sum of two parts. The throughput part is the longest of memory, instructions and CTA starts, what memory
-    does not hide of instructions, and the exchange within clusters. The latency part is a launch on an idle device: a
-    thread's elements, and the reduction. Both are fitted to exhaustive searches on an H200, over random sizes and over
-    rows with a residual or many columns (docs/tuning.md), for the order of knobs: estimates are more than what is
-    measured, most of all for small launches.
+    It is a sum of two parts. Throughput: the longest of memory, instructions and CTA starts, a share of the
+    instructions that memory does not hide, and the exchange within clusters. Latency: a launch on an idle device, with
+    a thread's elements and the reduction. Both are fitted to exhaustive searches on an H200, over random sizes and over
+    rows with a residual or many columns (docs/tuning.md). The fit is for the order of knobs: estimates are longer than
+    measured times, most of all for small launches.
     """
     facts, program = split.facts, split.facts.program
     phases, reductions = program.last + 1, split.sums + split.maxima
@@ -109,7 +113,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
 
     @cache
     def read_per_used(threads: int, piece: int) -> float:
-        """Sectors."""
+        """Ratio of the bytes in accessed sectors to the used bytes."""
         return max(1.0, _SECTOR / (threads * min((v.dtype.nbytes(piece) for v in program.read_whole), default=_SECTOR)))
 
     def nanoseconds(knobs: ByRowKnobs) -> float:

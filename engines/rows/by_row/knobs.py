@@ -1,4 +1,4 @@
-"""How rows are spread over threads, and how memory is accessed."""
+"""Knobs of the by-row schedule: how rows are spread over threads, and how memory is accessed."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,11 @@ from graphfuse.engines.rows.kernel import Access
 class ByRowKnobs:
     """Knobs that spread rows over threads. None of them changes a bit of the result.
 
-    threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
-    cluster of CTAs. chunks: how many neighbouring chunks of a row, of 8 elements, a thread takes together,
-    a power of two; 1 is half a chunk where one is too wide for an access and rows have several threads.
-    eviction: what the L2 gives up; 0 as usual, 1 rows that were read last of all, 2 rows that were read or
-    written first. ahead: 1 to read all before the first reduction, so that nothing is awaited after it; 0 if it
-    takes few registers.
+    threads_per_row, threads (of a CTA): powers of two. If a row has more threads than a CTA, a cluster of CTAs shares
+    it. chunks: number of consecutive chunks of 8 elements of a row that a thread processes together, a power of two. 1
+    means half a chunk if a chunk is too wide for an access and a row has several threads. eviction: priority of rows in
+    the L2; 0: the default; 1: rows that are read are evicted last; 2: all rows are evicted first. ahead: 1 to read all
+    inputs before the first reduction; with 0, inputs are read before it only if that needs few registers.
     """
 
     threads_per_row: int
@@ -34,5 +33,5 @@ EVICTIONS = (
     {"ROW_READS": Access.LAST},
     {"ROW_READS": Access.FIRST, "ROW_WRITES": Access.FIRST},
 )
-"""By the knob, how rows are accessed: constants of the kernel that are not as usual."""
+"""Constants of the kernel for the access of rows, by the value of the knob `eviction`."""
 AS_USUAL, READS_LAST, ALL_FIRST = range(len(EVICTIONS))

@@ -1,4 +1,4 @@
-"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
+"""The by-row schedule's legal knobs, and the faults of others."""
 
 from collections.abc import Iterator
 
@@ -18,11 +18,11 @@ from graphfuse.engines.rows.limits import (
 )
 
 MOST_CHUNKS = 4
-_MOST_TOGETHER = 16  # elements that a thread of the largest CTAs has registers to work on at a time
+_MOST_TOGETHER = 16  # elements that a thread of the largest CTAs can process at a time with its registers
 
 
 def legal(split: ByRowSplit, device: Device) -> Iterator[ByRowKnobs]:
-    """All legal knobs of those that there are to choose from."""
+    """Legal knobs to choose from."""
     for chunks in (1, 2, MOST_CHUNKS):
         for threads_per_row in (1 << k for k in range(15)):
             for threads in (64, 128, 256, 512, 1024):
@@ -71,10 +71,10 @@ def unfit(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]
 
 
 def may_read_ahead(split: ByRowSplit, knobs: ByRowKnobs) -> bool:
-    """True if legal knobs are legal with `ahead` too: reading ahead takes registers, of rows that are resident."""
+    """True if legal knobs are also legal with `ahead`, which needs more registers if rows are resident."""
     return not split.resident(knobs) or needed_registers(split, knobs, 1) <= held_registers(knobs.threads)
 
 
 def needed_registers(split: ByRowSplit, knobs: ByRowKnobs, ahead: int) -> int:
-    """Registers in which a thread holds its part of a row."""
+    """Number of registers in which a thread holds its part of a row."""
     return split.held(split.steps(knobs), knobs, split.registers + (split.later if ahead else 0))

@@ -1,4 +1,4 @@
-"""The schedule of one CTA for some rows, or several CTAs for one: support, proposals and launch."""
+"""The by-row schedule, with one CTA for some rows, or a cluster for one: support, proposals and launch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from graphfuse.patterns.rows import RowFacts
 
 
 class ByRow(Schedule[ByRowKnobs]):
-    """Each CTA takes the rows that its number says, or a part of one, and ends."""
+    """Schedule in which each CTA processes the rows of its number, or a part of one, and ends."""
 
     knobs: ClassVar[type] = ByRowKnobs
     qualifiers: ClassVar[str] = "GF_KERNEL(THREADS)"
@@ -38,7 +38,7 @@ class ByRow(Schedule[ByRowKnobs]):
         yield from part_reasons(facts, split.chunk, MOST_CHUNKS)
         yield from period_reasons(facts, split.chunk)
         if not any(map(is_usual, self.legal(facts, device))):
-            longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # what rows of any length take
+            longest = ByRowKnobs(MAX_THREADS, MAX_THREADS)  # knobs that are legal for rows of any length
             for shared in static_faults(split.static_bytes(longest)):
                 yield f"{split.maxima} largest magnitudes of a row: {shared}"
             yield f"{facts.rows} rows take more CTAs than a grid can have"
@@ -53,8 +53,7 @@ class ByRow(Schedule[ByRowKnobs]):
         pays = pays_ahead(split, device)
 
         def read_ahead(knobs: ByRowKnobs) -> ByRowKnobs:
-            """The knobs with all read before the sum, unless that takes so many registers that fewer CTAs are
-            resident."""
+            """The knobs with `ahead`, if that is legal and estimated to be faster."""
             return replace(knobs, ahead=1) if pays(knobs) and may_read_ahead(split, knobs) else knobs
 
         ranked = sorted((read_ahead(k) for k in every if is_usual(k)), key=self.cost(split, device))
@@ -66,8 +65,8 @@ class ByRow(Schedule[ByRowKnobs]):
         return [replace(k, eviction=evicted) for k in found]
 
     def constants(self, split: ByRowSplit, knobs: ByRowKnobs) -> Mapping[str, bool | int | Access]:
-        # Only of what nothing writes meanwhile, as no row is, can reads move ahead of the sum, for which the
-        # largest CTAs have no registers left.
+        # The compiler can move reads of column vectors before the reduction only if they are read-only. The largest
+        # CTAs do not have registers for that.
         ahead = knobs.threads <= 512 or split.steps(knobs) * split.piece(knobs) <= 16
         return {
             "AHEAD": knobs.ahead == 1,
@@ -78,6 +77,6 @@ class ByRow(Schedule[ByRowKnobs]):
         }
 
     def launch(self, facts: RowFacts, knobs: ByRowKnobs) -> Launch:
-        # CTAs that share a row meet where it is reduced, and nowhere else.
+        # CTAs that share a row need a cluster only if it is reduced.
         cluster = knobs.cluster if facts.program.last else 1
         return replace(super().launch(facts, knobs), cluster=cluster, waits=True)

@@ -1,4 +1,4 @@
-"""How a row is divided into what threads take together, and what they keep of it."""
+"""The by-row schedule's division of a row into chunks and pieces, and the registers that it needs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,22 +11,23 @@ from graphfuse.engines.rows.split import Split, chunked
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
-# Registers of a thread that may hold what is kept of a row, by threads a CTA. The register file has
-# 64 or 128 for each thread, of which the rest of the kernel needs 40 to 50 without spilling;
-# smaller CTAs gain nothing by more than 64.
+# Registers of a thread that may hold values of a row, by threads per CTA. The register file has 64 or 128 for each
+# thread, of which the rest of the kernel needs 40 to 50 without spilling. Smaller CTAs gain nothing by more than 64.
 _HELD_REGISTERS = {1024: 16, 512: 40}
 _MOST_HELD = 64
-ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # the most that a CTA holds
+ROW_REGISTERS = 512 * _HELD_REGISTERS[512]  # maximum of registers in which a CTA holds a row
 
 
 @dataclass(frozen=True)
 class ByRowSplit(Split[ByRowKnobs]):
-    """chunks: a row's.
-    halved: whether a chunk is too wide for one access of what is read and written whole.
-    registers: 32-bit registers that a thread needs for one chunk, to read it or to keep of it what later phases need.
-    later: for what these read of one chunk.
-    fits: one CTA can keep a row; otherwise a cluster may, or the row is read and worked out again in each phase.
-    sums, maxima: over a row.
+    """Split of rows whose CTAs end.
+
+    chunks: number of chunks of a row.
+    halved: whether a chunk is too wide for one access of a tensor with rows and columns.
+    registers: 32-bit registers that a thread needs for one chunk, to read it or to keep values for later phases.
+    later: registers for the inputs of one chunk that later phases read.
+    fits: whether one CTA can keep a row. If not, a cluster may, or the row is read and computed again in each phase.
+    sums, maxima: number of places in shared memory for these reductions of a row.
     """
 
     facts: RowFacts
@@ -45,14 +46,14 @@ class ByRowSplit(Split[ByRowKnobs]):
         chunk, halved = chunked(facts)
         chunks = facts.columns // chunk
         plan = _resident_plan(facts, chunk)
-        # What is read is worked on at once, when little else takes registers.
+        # Inputs are processed when they are read, when other values need few registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
         read_later = sum(plan.read_bytes(p, whole) for p in plan.phases[1:] for whole in (True, False))
         later = -(-chunk * read_later // 4)
         fits = -(-chunks // 512) * 512 * registers <= ROW_REGISTERS
         counts = [[len(facts.program.reduced_after(phase, join)) for phase in plan.phases] for join in Join]
         sums, maxima = (max(of) * sum(map(bool, of)) for of in counts)
-        # Phases take turns in two places for sums; of maxima each has its own.
+        # Phases alternate between two places for sums; for maxima each has a separate place.
         sums = min(sums, 2 * max(counts[0]))
         return cls(facts, chunk, chunks, halved, registers, later, fits, sums, maxima)
 
@@ -66,14 +67,14 @@ class ByRowSplit(Split[ByRowKnobs]):
         return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
     def piece(self, knobs: ByRowKnobs) -> int:
-        """Elements that a thread takes together: chunks, or half of one, so that neighbours access what lies side by
-        side."""
+        """Number of elements that a thread processes together: some chunks, or half of one, so that accesses of
+        neighbouring threads are contiguous."""
         if self.halved and knobs.chunks == 1 < knobs.threads_per_row:
             return self.chunk // 2
         return self.chunk * knobs.chunks
 
     def held(self, pieces: int, knobs: ByRowKnobs, registers: int | None = None) -> int:
-        """Registers for so many pieces. registers: for a chunk."""
+        """Number of registers for `pieces` pieces. registers: for a chunk."""
         return -(-pieces * self.piece(knobs) * (registers or self.registers) // self.chunk)
 
     def static_bytes(self, knobs: ByRowKnobs) -> int:
@@ -87,7 +88,7 @@ class ByRowSplit(Split[ByRowKnobs]):
 
     def resident_plan(self, knobs: ByRowKnobs) -> PhasePlan:
         piece = self.piece(knobs)
-        # 16-bit values, unpacked for the sum and kept, take three times their room, which long rows do not have.
+        # 16-bit values that are kept both packed and unpacked need three times their registers; long rows have too few.
         unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
         own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.taken(knobs))
         return _resident_plan(self.facts, piece, unpack_again, own_pairs)

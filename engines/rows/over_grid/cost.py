@@ -8,15 +8,16 @@ from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
 from graphfuse.engines.rows.over_grid.split import OverGridSplit
 from graphfuse.engines.rows.persistent.cost import BYTES, ISSUED, instructions
 
-# Nanoseconds. No search fitted them: beside those of the model of `persistent` they are estimates.
+# Nanoseconds. Constants imported from `persistent` are fitted, the others are estimates.
 _ELEMENT = 5.0  # latency of each element of a thread
-_PASS = 400.0  # of a pass, in which its reads are awaited and nothing else is moved
+_PASS = 400.0  # of a pass, which waits for its reads while nothing else is moved
 _START = 3500.0  # of a cooperative launch
-_MEETING, _WARP, _CTA = 1500.0, 4.0, 2.0  # of the CTAs of the grid, and for each warp of one, and each of them
+_MEETING, _WARP, _CTA = 1500.0, 4.0, 2.0  # of a grid barrier; in addition for each warp of a CTA, and for each CTA
 
 
 def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], float]:
-    """Nanoseconds of a launch, by its knobs: what the SM that has the most CTAs takes, and the meetings of all."""
+    """Function that estimates the nanoseconds of a launch from its knobs: the time of the SM with the most CTAs, and
+    grid barriers."""
     facts, program = split.facts, split.facts.program
     read, written = (
         sum(view.dtype.nbytes(facts.columns) for view in views) for views in (program.read_whole, program.written_whole)

@@ -1,4 +1,4 @@
-"""How few long rows are spread over CTAs that run at the same time."""
+"""Knobs of the over-grid schedule: how few long rows are spread over CTAs that run at the same time."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class OverGridKnobs:
     """Knobs that spread rows over CTAs. None of them changes a bit of the result.
 
-    ctas_per_row, threads (a CTA): powers of two. ctas_per_sm: that an SM has registers for.
+    ctas_per_row, threads (of a CTA): powers of two. ctas_per_sm: number of CTAs that an SM has registers for.
     """
 
     ctas_per_row: int
@@ -24,5 +24,5 @@ class OverGridKnobs:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """The way to spread rows."""
+        """The knobs that decide how rows are spread."""
         return self.ctas_per_row, self.threads

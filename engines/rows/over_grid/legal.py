@@ -1,4 +1,4 @@
-"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
+"""The over-grid schedule's legal knobs, and the faults of others."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,8 @@ from graphfuse.engines.rows.over_grid.split import OverGridSplit
 
 
 def legal(split: OverGridSplit, device: Device) -> Iterator[OverGridKnobs]:
-    """All legal knobs of those that there are to choose from: with as many threads on an SM as can hold much of a row,
-    and with no fewer than two CTAs a row."""
+    """Legal knobs to choose from, with enough threads on an SM to hold much of a row, and with at least two CTAs per
+    row."""
     for threads, ctas_per_sm in ((256, 2), (256, 4), (512, 1), (512, 2), (1024, 1)):
         for doubled in range(1, _most(split, ctas_per_sm, device).bit_length()):
             knobs = OverGridKnobs(1 << doubled, threads, ctas_per_sm)
@@ -46,5 +46,5 @@ def unfit(split: OverGridSplit, knobs: OverGridKnobs, device: Device) -> Iterato
 
 
 def _most(split: OverGridSplit, ctas_per_sm: int, device: Device) -> int:
-    """CTAs of a row, at most."""
+    """Maximum number of CTAs of a row."""
     return device.sm_count * ctas_per_sm // max(split.facts.rows, 1)

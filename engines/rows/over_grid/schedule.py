@@ -1,4 +1,4 @@
-"""The schedule of rows that many CTAs share: support, proposals and launch."""
+"""The over-grid schedule, in which many CTAs share a row: support, proposals and launch."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,14 @@ from graphfuse.engines.rows.schedule import Schedule
 from graphfuse.engines.rows.support import part_reasons, place_reasons, tensor_reasons
 from graphfuse.patterns.rows import RowFacts
 
-_LONG = 1 << 16  # columns; shorter rows gain nothing by more threads than a cluster has
-_SURE = 3.0  # factor between the two models' estimates from which on this schedule is the faster one for sure
+_LONG = 1 << 16  # columns; for shorter rows, more threads than those of a cluster are not faster
+_SURE = 3.0  # factor between the two models' estimates above which this schedule is certainly the faster one
 _BY_ROW = by_row.ByRow()
 
 
 class OverGrid(Schedule[OverGridKnobs]):
-    """Each row is spread over many CTAs. All of the grid run at the same time, and meet where rows are reduced."""
+    """Schedule in which many CTAs share a row. All CTAs of the grid run at the same time, and reductions are grid
+    barriers."""
 
     knobs: ClassVar[type] = OverGridKnobs
     split = staticmethod(OverGridSplit.of)
@@ -65,7 +66,7 @@ class OverGrid(Schedule[OverGridKnobs]):
         return next(place_reasons(facts), None)
 
     def constants(self, split: OverGridSplit, knobs: OverGridKnobs) -> Mapping[str, bool | int | Access]:
-        # What is read ahead of its use takes registers, which several passes of many threads do not have.
+        # Reading ahead needs registers, which many threads with several passes do not have.
         ahead = knobs.threads_per_sm <= 512 or split.steps(knobs) * split.piece <= 16
         return {
             "THREADS_PER_ROW": knobs.threads_per_row,

@@ -1,4 +1,4 @@
-"""How a row is divided into what threads take together, and what they keep of it."""
+"""The over-grid schedule's division of a row into chunks and pieces, and the registers that it needs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,16 +12,18 @@ from graphfuse.engines.rows.split import Split, chunked
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
-_READERS = 8  # warps that read what CTAs of a row leave, at most
-_PLACES = 2  # in which they leave it, behind one phase and the next
-_UNPACKED = 40  # elements of which a thread has registers for their 16 bits, and not unpacked as well
+_READERS = 8  # maximum number of warps that read the partial results of a row's CTAs
+_PLACES = 2  # places for partial results, which alternate between phases
+_UNPACKED = 40  # elements above which a thread has registers for 16-bit values only packed, not unpacked as well
 
 
 @dataclass(frozen=True)
 class OverGridSplit(Split[OverGridKnobs]):
-    """piece: elements that a thread takes together, a chunk, or half of one that is too wide for an access.
+    """Split of long rows over many CTAs.
+
+    piece: number of elements that a thread processes together, a chunk, or half of one that is too wide for an access.
     held, read: registers of a thread for a piece that it holds in all phases, and for one that a phase reads.
-    sums, maxima: over a row, behind one phase.
+    sums, maxima: maximum number of these reductions of a row after one phase.
     """
 
     facts: RowFacts
@@ -39,7 +41,7 @@ class OverGridSplit(Split[OverGridKnobs]):
         piece = chunk // 2 if halved else chunk
         plan = _plan(facts, piece)
         read = max(plan.read_again().read_bytes(phase, True) for phase in plan.phases)
-        # What is read is worked on at once, when little else takes registers.
+        # Inputs are processed when they are read, when other values need few registers.
         held = max(plan.held_bytes, plan.read_bytes(0, True) // 2)
         registers = (max(1, -(-piece * nbytes // 4)) for nbytes in (held, read))
         most = (max(len(facts.program.reduced_after(phase, join)) for phase in plan.phases) for join in Join)
@@ -65,7 +67,7 @@ class OverGridSplit(Split[OverGridKnobs]):
         return ByRows(self.facts.rows, 1, knobs.ctas_per_row, outermost=self.facts.row_extents[0])
 
     def left_bytes(self, knobs: OverGridKnobs) -> int:
-        """Memory in which CTAs leave what their lanes have come to: fewer rows need less."""
+        """Bytes of scratch memory for the partial results of all CTAs' lanes. Fewer rows need fewer bytes."""
         return 4 * _PLACES * (self.sums + self.maxima) * WARP * knobs.ctas_per_row * self.facts.rows
 
 

@@ -11,42 +11,42 @@ from graphfuse.ops import Cost
 from graphfuse.rows.program import RowProgram, cost_of
 
 # Nanoseconds, fitted to searches on an H200 over the sizes of docs/records/rmsnorm-backward-nvidia-h200.json.
-BYTES = 31.6  # bytes that memory moves for an SM in one
-ISSUED = 7.0  # warp instructions that an SM issues in one
+BYTES = 31.6  # bytes that memory moves for an SM in a nanosecond
+ISSUED = 7.0  # warp instructions that an SM issues in a nanosecond
 _ROW = 200.0  # warp instructions of a row
-_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # and of an element: a cheap step, a function, an input or output
+_STEP, _FUNCTION, _OPERAND = 1.4, 4.2, 0.9  # warp instructions of an element's cheap step, function, input or output
 LATENCY = 750.0  # of a memory read
-_ANSWERS = 2  # reads that a pass waits for, one after the other, where none is ahead
-_MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and for each of their warps
+_ANSWERS = 2  # consecutive reads that a pass waits for without prefetch
+_MEETING, _WARP = 370.0, 24.0  # of a reduction over the threads of a row, and of each of their warps
 _CLUSTER = 100.0  # for each doubling of a cluster's CTAs
-_HIDDEN = 0.5  # the part of it that the knob `delay` hides
-_APART = 8.0  # bytes that a row's threads read at a time, by which that takes longer: rows lie on different lines
+_HIDDEN = 0.5  # the part of _CLUSTER that the knob `delay` hides
+_APART = 8.0  # bytes by which each access of a row's threads seems longer, as rows are on different cache lines
 _ELEMENT = 5.0  # latency of each element of a thread
 CTA = 58.0  # of a round, for each CTA on an SM
 _START = 2840.0  # of a launch
 _FILLED = 4.9e-3  # for each byte of the first copies
 _PARTIAL = 2.2e-4  # for each byte of partial sums
-_SUM = 8  # bytes a column that the sums over rows of each row read and write, where rows are read again
-_SHARPNESS = 4.0  # exponent of the norm by which the longest of several times hides the others
+_SUM = 8  # bytes per column that each row reads and writes for sums over rows, if rows are read again
+_SHARPNESS = 4.0  # exponent of the norm that approximates the maximum of several times
 
 
 def instructions(program: RowProgram) -> float:
-    """Instructions of an element."""
+    """Number of instructions of an element."""
     each = sum(_FUNCTION if cost_of(step) is Cost.FUNCTION else _STEP for step in program.elementwise)
     return each + _OPERAND * (len(program.inputs) + len(program.stores) + len(program.sums))
 
 
 def longest(*times: float) -> float:
-    """The longest of several times, which hides the others."""
+    """A smooth maximum of several times, of which the longest hides the others."""
     return sum(time**_SHARPNESS for time in times) ** (1 / _SHARPNESS)
 
 
 def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], float]:
-    """Nanoseconds of a launch, by its knobs. In each round, each CTA takes the rows that it takes at a time.
+    """Function that estimates the nanoseconds of a launch from its knobs, as a sum of rounds.
 
-    A round takes the longest of four times: memory moves its bytes; an SM issues the instructions of all warps; the
-    threads of a CTA work through their dependent steps; a copy arrives. The last is divided by the number of rounds
-    that are prefetched. Nothing hides the last round.
+    In a round, each CTA processes the rows that it has at a time. It takes the longest of four times: memory moves its
+    bytes; an SM issues the instructions of all warps; the threads of a CTA execute their dependent steps; a copy
+    arrives, divided by the number of rounds that are prefetched. Nothing hides the last round.
     """
     facts, program = split.facts, split.facts.program
     read = sum(view.dtype.nbytes(facts.columns) for view in program.read_whole)
@@ -56,8 +56,8 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
     each = instructions(program)
 
     def spread(knobs: PersistentKnobs) -> tuple[int, int, int, float, float]:
-        """Figures that do not depend on the number of stages: CTAs, passes, elements of a thread, and nanoseconds of
-        moving bytes and of issuing instructions."""
+        """Figures that do not depend on the number of stages: CTAs, passes, elements of a thread, and nanoseconds to
+        move bytes and to issue instructions."""
         ctas, passes = split.by_rows(knobs).grid(facts.rows), split.passes(knobs)
         per_sm, nbytes = ctas / device.sm_count, whole if split.resident(knobs) else again
         elements = split.steps(knobs) * passes * split.piece

@@ -1,17 +1,17 @@
-"""How rows are spread over the threads of persistent CTAs, and how many rows are prefetched."""
+"""Knobs of the persistent schedule: how rows are spread over threads, and how many rows are prefetched."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PersistentKnobs:
-    """Knobs that spread rows over threads. None of them changes a bit of what is written of rows; sums over rows depend
-    on all but stages and delay, and are the same in every run.
+    """Knobs that spread rows over threads. None of them changes a bit of results with rows. Sums over rows depend on
+    all knobs but stages and delay, and have the same bits in every run.
 
-    threads_per_row, threads (a CTA): powers of two; rows of more threads than a CTA has are spread over a
-    cluster of CTAs. stages: rows that each thread has room for in shared memory, into which all but one are copied
-    ahead; 1 to copy none. ctas_per_sm: that an SM has registers and shared memory for. ctas: of the grid, at most.
-    delay: rows by which the second phase is behind the first, 0 or 1; one is copied ahead less then.
+    threads_per_row, threads (of a CTA): powers of two. If a row has more threads than a CTA, a cluster of CTAs shares
+    it. stages: number of rows of each thread in shared memory, of which all but one are prefetched; 1 for no prefetch.
+    ctas_per_sm: number of CTAs that an SM has registers and shared memory for. ctas: maximum number of CTAs of the
+    grid. delay: number of rows by which the second phase follows the first, 0 or 1; with 1, one row less is prefetched.
     """
 
     threads_per_row: int
@@ -28,10 +28,10 @@ class PersistentKnobs:
 
     @property
     def rows_per_cta(self) -> int:
-        """Rows that a CTA takes at a time, or a cluster."""
+        """Number of rows that a CTA, or a cluster, processes at a time."""
         return max(1, self.threads // self.threads_per_row)
 
     @property
     def spread(self) -> tuple[int, int]:
-        """The way to spread rows."""
+        """The knobs that decide how rows are spread."""
         return self.threads_per_row, self.threads

@@ -1,4 +1,4 @@
-"""Which knobs there are to choose from, and which of all are legal for a problem on a device."""
+"""The persistent schedule's legal knobs, and the faults of others."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +22,8 @@ _MOST_STAGES = 8
 
 
 def legal(split: PersistentSplit, device: Device) -> Iterator[PersistentKnobs]:
-    """All legal knobs of those that there are to choose from: with as many CTAs as run at the same time, and no more
-    threads for a row than there are pieces for."""
+    """Legal knobs to choose from, with as many CTAs as run at the same time, and with no more threads for a row than it
+    has pieces."""
     for threads in (128, 256, 512, 1024):
         for threads_per_row in (1 << k for k in range(min(15, 1 + (split.pieces - 1).bit_length()))):
             for ctas_per_sm in (1, 2, 3, 4):
@@ -36,7 +36,7 @@ def legal(split: PersistentSplit, device: Device) -> Iterator[PersistentKnobs]:
                         if split.can_delay(knobs):
                             yield replace(knobs, delay=1)
                     elif stages > 1:
-                        break  # more stages take more room, and nothing else
+                        break  # more stages only need more shared memory
 
 
 def malformed(split: PersistentSplit, knobs: PersistentKnobs, device: Device) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The schedule of persistent CTAs: support, proposals and launch."""
+"""The persistent schedule: support, proposals and launch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from graphfuse.patterns.rows import RowFacts
 
 
 class Persistent(Schedule[PersistentKnobs]):
-    """Schedule in which as many CTAs as run at the same time stay for all rows, and for sums over them."""
+    """Schedule in which as many CTAs as run at the same time process all rows, and sums over rows."""
 
     knobs: ClassVar[type] = PersistentKnobs
     split = staticmethod(PersistentSplit.of)
@@ -28,7 +28,7 @@ class Persistent(Schedule[PersistentKnobs]):
     cost = staticmethod(cost)
 
     def prefers(self, facts: RowFacts) -> bool:
-        """Sums over rows are made nowhere else. Without them, CTAs that end are faster, of whatever rows."""
+        """True if there are sums over rows, which only this schedule computes. Without them, `by_row` is faster."""
         return bool(facts.program.sums)
 
     def reasons(self, facts: RowFacts, device: Device) -> Iterator[str]:
@@ -76,5 +76,5 @@ class Persistent(Schedule[PersistentKnobs]):
         )
 
     def problem(self, facts: RowFacts) -> ProblemClass:
-        # CTAs that stay take more or fewer rounds of the same.
+        # More or fewer rows only change the number of rounds.
         return problem(facts, PersistentSplit.of(facts).piece, within=4.0)

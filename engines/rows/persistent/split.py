@@ -1,4 +1,4 @@
-"""How a row is divided into what threads take together, and what a CTA keeps of it."""
+"""The persistent schedule's division of a row into chunks and pieces, and the registers and memory that it needs."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,30 +17,30 @@ from graphfuse.rows.steps import Join
 
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
-_MOST_ELEMENTS = 64  # of a row, that a thread takes
-_USED = 0.95  # of them, by the estimate below
-_WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers for what is worked on, by element: of each input, if not copied
-_DRAWN = 1.0  # of each random number
-_OTHERWISE, _ADDRESS = 30, 3  # and for all that does not grow with elements: of each tensor with rows, twice if read
+_MOST_ELEMENTS = 64  # elements of a row for a thread
+_USED = 0.95  # share of the registers that may be used by the estimate below
+_WORK, _INPUT, _LOADED = 0.15, 0.3, 0.75  # registers per element: always, for each input, and if inputs are not copied
+_DRAWN = 1.0  # registers per element for each random number
+_OTHERWISE, _ADDRESS = 30, 3  # other registers: always, and for each tensor with rows, twice if it is read
 _AGAIN = 512  # threads of a CTA that reads rows again in each phase
-_MOST_WARPS = 16  # of a row, whose parts of a sum each thread reads by itself
-_MOST_DELAYED = 32  # elements that a thread takes of a row, where what it knows of the row before takes registers too
-_SECTOR = 32  # bytes that memory moves at least
-_AT_ONCE = 2  # pieces of a row that is read again
+_MOST_WARPS = 16  # maximum of warps of a row if each thread reads the partial sums of all warps
+_MOST_DELAYED = 32  # elements of a row for a thread, if values of the row before need registers, too
+_SECTOR = 32  # bytes of the smallest memory transaction
+_AT_ONCE = 2  # pieces that a thread processes together if rows are read again
 
 
 @dataclass(frozen=True)
 class PersistentSplit(Split[PersistentKnobs]):
-    """Split of rows whose CTAs stay.
+    """Split of rows for persistent CTAs.
 
-    chunk: what divides a row: where there are sums over rows as many as an access has of the narrowest input, else as
-        many as of other schedules, for the same bits.
-    piece: those that are taken together, a chunk, or half of one that is too wide for an access.
-    pieces: a row's.
-    kept: registers that a thread needs for each element that it takes of a row, by the operations that are done again:
-        for the sums over rows, what is the same for all of them, and what is kept between phases.
-    piece_bytes, value_bytes: what a thread copies ahead of each piece and of each row.
-    copies_all: whether that is all that is read whole.
+    chunk: number of elements of a row's chunks: if there are sums over rows, at most as many as an access has of the
+        narrowest input; else as in other schedules, for the same bits.
+    piece: number of elements that a thread processes together, a chunk, or half of one that is too wide for an access.
+    pieces: number of pieces of a row.
+    kept: registers that a thread needs for each of its elements of a row, by the number of operations that are
+        recomputed: for sums over rows, inputs without rows, and values that are kept between phases.
+    piece_bytes, value_bytes: bytes that a thread prefetches for each piece and for each row.
+    copies_all: whether all inputs with rows and columns are prefetched.
     """
 
     facts: RowFacts
@@ -93,8 +93,8 @@ class PersistentSplit(Split[PersistentKnobs]):
 
     @cached_property
     def _registers(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """Registers of each element beside `kept`, and others: where inputs are read by each thread, and where they are
-        copied."""
+        """Registers per element in addition to `kept`, and other registers: if threads read inputs, and if these are
+        prefetched."""
         program = self.facts.program
         read, written = len(program.read_whole), len(program.written_whole)
         drawn = sum(step.op_name == RANDOM for step in program.elementwise)
@@ -107,9 +107,10 @@ class PersistentSplit(Split[PersistentKnobs]):
         return fixed and (knobs.ctas_per_sm == 1 or self._has_registers(knobs, _AT_ONCE, copied=False))
 
     def can_delay(self, knobs: PersistentKnobs) -> bool:
-        """True if the second phase of a row can follow the first of the next: of rows of several warps, few enough for
-        each thread to read what all have come to, that are copied and of which nothing else is kept, and of which a
-        thread takes few elements."""
+        """True if the second phase of a row can follow the first phase of the next row.
+
+        That requires rows of several warps, whose partial sums each thread can read; prefetched inputs and no other
+        kept values; and few elements per thread."""
         warps = knobs.threads_per_row // WARP
         several = 1 < warps <= _MOST_WARPS and self.taken(knobs) * self.piece <= _MOST_DELAYED
         two_phases = self.facts.program.last == 1 and not self.maxima
@@ -126,8 +127,9 @@ class PersistentSplit(Split[PersistentKnobs]):
         return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), own_pairs)
 
     def _light(self, knobs: PersistentKnobs) -> int:
-        """Operations, at most, that are done again: as few as there are registers for to keep the rest. Behind a delay
-        nothing is kept that need not be, as it would be kept of two rows."""
+        """Maximum number of operations that are recomputed, as few as registers allow to keep the other values.
+
+        With a delay, no value is kept that can be recomputed, as it would be kept for two rows."""
         if knobs.delay or not self.facts.program.sums:
             return LIGHT
         copied = knobs.stages > 1
@@ -135,11 +137,11 @@ class PersistentSplit(Split[PersistentKnobs]):
         return next(fits, LIGHT)
 
     def stage_bytes(self, knobs: PersistentKnobs) -> int:
-        """Shared memory of a CTA for one row each of its threads is ahead."""
+        """Bytes of shared memory of a CTA for one prefetched row of each thread."""
         return knobs.threads * (self.steps(knobs) * self.piece_bytes + self.value_bytes)
 
     def dynamic_bytes(self, knobs: PersistentKnobs) -> int:
-        """Shared memory of a CTA whose size the launch gives."""
+        """Bytes of dynamic shared memory of a CTA."""
         copied = knobs.stages * self.stage_bytes(knobs) if knobs.stages > 1 else 0
         if not self.facts.program.sums:
             return copied
@@ -156,40 +158,41 @@ class PersistentSplit(Split[PersistentKnobs]):
 
     @property
     def partial_vector(self) -> int:
-        """Partial sums over rows in one access."""
+        """Number of partial sums over rows in one access."""
         return min(4, self.piece)
 
     def slab(self, knobs: PersistentKnobs) -> int:
-        """Columns of which a CTA adds up the partial sums at a time: no less than a sector has, so many that all CTAs
-        take part, and no more than threads can read at once."""
+        """Number of columns whose partial sums a CTA adds at a time: at least a sector, few enough that all CTAs take
+        part, and at most as many as its threads can read at once."""
         share = -(-self.facts.columns * len(self.facts.program.sums) // knobs.ctas)
         return min(max(_SECTOR // 4, 1 << (share - 1).bit_length()), knobs.threads * self.partial_vector)
 
     def by_rows(self, knobs: PersistentKnobs) -> ByRows:
-        """Grid by rows. Where sums over rows are written, one cluster starts at least."""
+        """Grid as a function of the number of rows. If there are sums over rows, it has at least one cluster."""
         most, least = knobs.ctas // knobs.cluster, int(bool(self.facts.program.sums))
         return ByRows(self.facts.rows, knobs.rows_per_cta, knobs.cluster, most, least, self.facts.row_extents[0])
 
     def partial_bytes(self, knobs: PersistentKnobs) -> int:
-        """Memory in which CTAs, or clusters, leave their sums over rows: no fewer rows need more."""
+        """Bytes of scratch memory for the partial sums over rows of all CTAs or clusters; fewer rows need no more."""
         return self.by_rows(knobs).clusters * self.sum_bytes
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of the sums over rows of one CTA, or cluster."""
+        """Bytes of the partial sums over rows of one CTA or cluster."""
         return self.facts.columns * 4 * len(self.facts.program.sums)
 
 
 def _kept_bytes(plan: PhasePlan) -> int:
-    """Bytes of an element that are kept: between phases, and of what is the same for all rows."""
+    """Bytes per element that are kept: between phases, and of inputs that are the same for all rows."""
     columns = {i for phase in plan.phases for i in plan.reads(phase, False)}
     return plan.held_bytes + sum(plan.program.inputs[i].dtype.bits // 8 for i in columns)
 
 
 @lru_cache(maxsize=256)
 def _resident_plan(facts: RowFacts, piece: int, stages: int, light: int, own_pairs: bool = False) -> PhasePlan:
-    """Inputs are read again where other schedules keep values: what may be written
-    over them is written when that is done."""
+    """Phase plan of resident rows.
+
+    Inputs are read again where other schedules keep values, so stores that may overwrite inputs are delayed."""
     plan = PhasePlan(
         facts.program,
         facts.row_extents,
