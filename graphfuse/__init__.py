@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # what `_LAZY` loads when it is first used
     from graphfuse.functional import fused_rmsnorm_silu
     from graphfuse.gradients.differentiate import Differentiated, differentiate
     from graphfuse.op_graph.tensor import Tensor
+    from graphfuse.planning.engine_numbers import knob
     from graphfuse.planning.kernel_cache import create_kernel_cache
-    from graphfuse.planning.numbered import knob
     from graphfuse.runtime.device_properties import create_device_properties
     from graphfuse.runtime.handle import Handle, create_handle, destroy_handle, get_stream, set_stream
 
@@ -106,7 +106,7 @@ _LAZY = {
     "explain": "graphfuse.explain",
     "fused_rmsnorm_silu": "graphfuse.functional",
     "functional": "graphfuse.functional",
-    "knob": "graphfuse.planning.numbered",
+    "knob": "graphfuse.planning.engine_numbers",
     "torch": "graphfuse.torch",  # not in __all__: a star import would take torch's own name
 }
 

@@ -14,8 +14,8 @@ from graphfuse.base.errors import GraphTypeError
 
 if TYPE_CHECKING:
     from graphfuse.base.device import Device
+    from graphfuse.planning.engine_numbers import knob
     from graphfuse.planning.kernel_cache import KernelCache
-    from graphfuse.planning.numbered import knob
     from graphfuse.planning.plan import Plan
     from graphfuse.planning.planner import Planner
     from graphfuse.runtime.device import Target
@@ -114,14 +114,14 @@ class PlannedGraph(Drawn):
 
     def get_engine_count(self) -> int:
         """Number of engines that can run a part of the graph. An engine counts once for each kind of its knobs."""
-        return len(self._need(self._planner, "build_operation_graph").asked.numbered)
+        return len(self._need(self._planner, "build_operation_graph").lookup.numbered)
 
     @also(engine_id="engine")
     def get_knobs_for_engine(self, engine: int | str) -> list[knob]:
         """Knobs of an engine, with the ranges of the values that it proposes for the graph.
 
         engine: a number below ``get_engine_count()``, or the name of an engine with one kind of knobs here."""
-        return self._need(self._planner, "build_operation_graph").asked.knobs_of(engine)
+        return self._need(self._planner, "build_operation_graph").lookup.knobs_of(engine)
 
     def get_behavior_notes(self) -> list[behavior_note]:
         """Behaviour notes of the selected plan."""

@@ -24,8 +24,8 @@ from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import guard, kernels, plan, recipe
 from graphfuse.planning import registry as plugins
-from graphfuse.planning.asked import AskedEngines
 from graphfuse.planning.deselected import Deselected
+from graphfuse.planning.engine_lookup import EngineLookup
 from graphfuse.planning.kernel_cache import CodeOf, KernelCache
 from graphfuse.planning.plan import Part, Plan, Proposal
 from graphfuse.planning.recipe import Code, Codes, Recipe
@@ -82,7 +82,7 @@ class Planner:
         self._pinned: int | None = None
         self._executables: dict[int, Executable | NotBuilt] = {}
         self._codes: dict[int, tuple[Code, ...]] = {}  # of built plans
-        self.asked = AskedEngines(self.graph, self.regions, self.device, self.registry, self._sound_engines)
+        self.lookup = EngineLookup(self.graph, self.regions, self.device, self.registry, self._sound_engines)
         self._failed: dict[str, str] = {}  # why a plan could not be prepared when it was last tried, by its name
         self._lock = threading.Lock()
 
@@ -136,7 +136,7 @@ class Planner:
 
     def append(self, engine: object, knobs: object) -> int:
         """Add the plan with this engine and these knobs. Returns its index."""
-        self.plans.append(self.asked.plan(engine, knobs))
+        self.plans.append(self.lookup.plan(engine, knobs))
         return len(self.plans) - 1
 
     def at(self, index: int) -> Plan:
@@ -149,7 +149,7 @@ class Planner:
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:
-        self._deselect(engines=self._deselected.engines | {self.asked.named(name).name for name in names})
+        self._deselect(engines=self._deselected.engines | {self.lookup.named(name).name for name in names})
 
     def bar_workspace(self, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:

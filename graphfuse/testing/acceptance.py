@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphfuse.base.device import Device
 from graphfuse.contract.engine import Engine
 from graphfuse.planning import plan
-from graphfuse.planning.numbered import widest
+from graphfuse.planning.engine_numbers import widest
 from graphfuse.planning.plan import Part
 from graphfuse.testing.subject import REFERENCE, Subject
 from graphfuse.testing.variants import CheckCase

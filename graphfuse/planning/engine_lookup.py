@@ -9,13 +9,13 @@ from graphfuse.contract.engine import Engine
 from graphfuse.contract.match import Region
 from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.planning import plan
-from graphfuse.planning.numbered import NumberedEngine, checked, knob, numbered, widest
+from graphfuse.planning.engine_numbers import NumberedEngine, knob, knob_request, numbered, widest
 from graphfuse.planning.plan import Plan
 from graphfuse.planning.registry import Registry
 from graphfuse.tuned_tables import store
 
 
-class AskedEngines:
+class EngineLookup:
     """Engines for one lowered graph on one device. sound: returns the engines that can be used."""
 
     def __init__(
@@ -37,20 +37,20 @@ class AskedEngines:
     def plan(self, engine: object, knobs: object) -> Plan:
         """The plan with an engine and its knobs, or with tuples of both. Errors as in ``create_execution_plan``."""
         several = isinstance(engine, tuple | list)
-        asked = tuple(engine) if several else (engine,)
-        given = ((None,) * len(asked) if several else None) if knobs is None else knobs
+        named = tuple(engine) if several else (engine,)
+        given = ((None,) * len(named) if several else None) if knobs is None else knobs
         values = given if several else (given,)
-        lists = isinstance(values, tuple | list) and len(asked) == len(values)
+        lists = isinstance(values, tuple | list) and len(named) == len(values)
         if not lists or not all(v is None or isinstance(v, Mapping) for v in values):
             raise GraphTypeError(
                 "create_execution_plan: give an engine's name or number and a dict of knobs, or tuples of both; "
                 f"got {engine!r}, {knobs!r}"
             )
-        chosen = [self._asked(one) for one in asked]
-        wishes = [checked(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
+        chosen = [self._engine_and_kind(one) for one in named]
+        requests = [knob_request(of, kind, dict(v or {})) for (of, kind), v in zip(chosen, values, strict=True)]
         engines = [of for of, _ in chosen]
-        settle = [partial(wish.knobs, of, self.proposals) for of, wish in zip(engines, wishes, strict=True)]
-        return plan.named(self._graph, self._regions, engines, self._device, settle)
+        knobs_for = [partial(request.knobs, of, self.proposals) for of, request in zip(engines, requests, strict=True)]
+        return plan.named(self._graph, self._regions, engines, self._device, knobs_for)
 
     def proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
         """Knobs that an engine proposes for a region, the tuned ones first."""
@@ -68,7 +68,7 @@ class AskedEngines:
             raise GraphValidationError(f"engine {engine!r} has the numbers {numbers}; give one of them")
         return next(iter(found.values())).knobs
 
-    def _asked(self, engine: object) -> tuple[Engine, type | None]:
+    def _engine_and_kind(self, engine: object) -> tuple[Engine, type | None]:
         """An engine by its name or number, and the kind of its knobs, which a name leaves open (None)."""
         if not isinstance(engine, int) or isinstance(engine, bool):
             return self.named(engine), None

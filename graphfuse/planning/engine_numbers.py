@@ -74,7 +74,7 @@ def numbered(
 
 
 @dataclass(frozen=True)
-class Wish:
+class KnobRequest:
     """Values of some or all knobs, by name. kinds: the classes of knobs that have them."""
 
     values: Mapping[str, object]
@@ -96,14 +96,14 @@ class Wish:
         return next(having, None) or dataclasses.replace(found[0], **self.values)
 
 
-def checked(engine: Engine, kind: type | None, values: Mapping[str, object]) -> Wish:
-    """Wish for these values. Raises GraphValidationError for a name that no knob of the engine, or of `kind`, has."""
+def knob_request(engine: Engine, kind: type | None, values: Mapping[str, object]) -> KnobRequest:
+    """Request of these knobs. Raises GraphValidationError for names that the engine, or `kind`, does not have."""
     kinds = (kind,) if kind is not None else engine.knobs if isinstance(engine.knobs, tuple) else (engine.knobs,)
     if not any(set(values) <= {f.name for f in dataclasses.fields(one)} for one in kinds):
         knobs_from_dict(engine, dict(values))  # says what is unknown
         known = "; or: ".join(", ".join(f.name for f in dataclasses.fields(one)) or "none" for one in kinds)
         raise GraphValidationError(f"engine {engine.name!r} has no such knobs: {', '.join(values)}; it has: {known}")
-    return Wish(values, kinds)
+    return KnobRequest(values, kinds)
 
 
 def _ranged(name: str, values: Sequence[int]) -> knob:

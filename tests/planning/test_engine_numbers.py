@@ -15,14 +15,14 @@ def drawn(**problem):
 
 
 def numbers(g):
-    return {str(one): n for n, one in enumerate(g._planner.asked.numbered)}
+    return {str(one): n for n, one in enumerate(g._planner.lookup.numbered)}
 
 
 def test_an_engine_counts_once_for_each_kind_of_knobs_that_it_proposes():
     g = drawn()
     g.create_execution_plans([heur_mode.B, heur_mode.FALLBACK])
     kinds = {(part.engine.name, type(part.knobs)) for p in g._planner.plans for part in p.parts}
-    found = [(one.engine.name, one.kind) for one in g._planner.asked.numbered]
+    found = [(one.engine.name, one.kind) for one in g._planner.lookup.numbered]
     assert len(found) == len(set(found)) == g.get_engine_count() == len(kinds) and set(found) == kinds
     assert found[-1][0] == "reference"
 
@@ -30,7 +30,7 @@ def test_an_engine_counts_once_for_each_kind_of_knobs_that_it_proposes():
 def test_ranges_are_those_of_the_proposals():
     g = drawn()
     g.create_execution_plans([heur_mode.B])
-    for number, one in enumerate(g._planner.asked.numbered[:-1]):
+    for number, one in enumerate(g._planner.lookup.numbered[:-1]):
         values = [knobs_to_dict(p.parts[0].knobs) for p in g._planner.plans if type(p.parts[0].knobs) is one.kind]
         for k in g.get_knobs_for_engine(number):
             for_any_region = {knobs_to_dict(one)[k.type] for one in one.proposed}
@@ -42,7 +42,7 @@ def test_ranges_are_those_of_the_proposals():
 def test_each_engine_makes_a_plan_of_its_own_choice():
     g = drawn()
     for number in range(g.get_engine_count()):
-        one = g._planner.asked.numbered[number]
+        one = g._planner.lookup.numbered[number]
         for arguments in ({"engine": number, "knobs": {}}, {"engine_id": number}):
             index = g.create_execution_plan(**arguments)
             assert index == g.get_execution_plan_count() - 1
@@ -52,7 +52,7 @@ def test_each_engine_makes_a_plan_of_its_own_choice():
 
 def test_what_is_left_out_is_the_engines_choice():
     g = drawn()
-    number, one = next((n, one) for n, one in enumerate(g._planner.asked.numbered) if len(one.proposed) > 1)
+    number, one = next((n, one) for n, one in enumerate(g._planner.lookup.numbered) if len(one.proposed) > 1)
     last = knobs_to_dict(one.proposed[-1])
     name = next(name for name, value in last.items() if value != knobs_to_dict(one.proposed[0])[name])
     _, knobs = g.get_engine_and_knobs_at_index(g.create_execution_plan(number, {name: last[name]}))
