@@ -14,7 +14,7 @@ from graphfuse.planning import overrides
 
 if TYPE_CHECKING:
     from graphfuse.base.device import Device
-    from graphfuse.planning.reshaped import Reshaped
+    from graphfuse.planning.reshaped_plan import ReshapedPlan
     from graphfuse.runtime.bound import Bound
     from graphfuse.runtime.executable import Executable
     from graphfuse.runtime.handle import Handle
@@ -242,11 +242,11 @@ class Executed(PlannedGraph):
                 f"graph {self.name!r}: override_uids, override_shapes and override_strides are for graphs made with "
                 "is_override_shape_enabled=True"
             )
-        from graphfuse.planning.reshaped import Reshaped
+        from graphfuse.planning.reshaped_plan import ReshapedPlan
 
         known = self._reshaped.get(index)
         if known is None or known[0] is not executable:
-            known = self._reshaped[index] = (executable, Reshaped(self, self.frozen, planner, index))
+            known = self._reshaped[index] = (executable, ReshapedPlan(self, self.frozen, planner, index))
         return known[1].executable(overrides.given(uids, dims, strides))
 
     def _check_keys(self, variant_pack: Mapping[Any, object]) -> None:
@@ -259,4 +259,4 @@ class Executed(PlannedGraph):
 
     def _forget(self) -> None:
         super()._forget()
-        self._reshaped: dict[int, tuple[Executable, Reshaped]] = {}
+        self._reshaped: dict[int, tuple[Executable, ReshapedPlan]] = {}

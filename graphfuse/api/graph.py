@@ -159,7 +159,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
         Raises GraphStateError before ``build_plans``.
         """
-        from graphfuse.planning import serialized
+        from graphfuse.planning import serialized_graph
 
         check_flag("serialize: as_bytes", as_bytes)
         check_flag("serialize: include_kernels", include_kernels)
@@ -167,7 +167,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         planner = self._need(self._planner, "build_plans")
         plans, selected, codes = planner.recorded()
         kept = codes if include_kernels else None
-        content = serialized.of(self, planner.graph, planner.device, plans, selected, kept)
+        content = serialized_graph.of(self, planner.graph, planner.device, plans, selected, kept)
         blob = content.to_bytes(key)
         return blob if as_bytes else list(blob)
 
@@ -191,14 +191,14 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
         Raises SerializedError or another GraphfuseError, which says what cannot be used. The graph then stays empty.
         """
         from graphfuse.planning.planner import Planner
-        from graphfuse.planning.serialized import Serialized
+        from graphfuse.planning.serialized_graph import SerializedGraph
 
         if len(data) not in (1, 2):
             raise GraphTypeError(f"deserialize: give data, or a handle and data; got {len(data)} arguments")
         if self.tensors:
             raise GraphStateError(f"graph {self.name!r} has tensors: deserialize into a new pygraph()")
         check_flag("deserialize: enforce_precompiled", enforce_precompiled)
-        content = Serialized.from_bytes(_blob(data[-1]), _checked_key("deserialize", key))
+        content = SerializedGraph.from_bytes(_blob(data[-1]), _checked_key("deserialize", key))
         if enforce_precompiled and content.codes is None:
             raise SerializedError(
                 "the serialized graph has no kernels; accepted with enforce_precompiled: one with them"
@@ -237,7 +237,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
 
 
 def _blob(data: object) -> bytes:
-    """Serialized bytes that were given as bytes or as a list of integers."""
+    """SerializedGraph bytes that were given as bytes or as a list of integers."""
     try:
         if isinstance(data, list | tuple | bytes | bytearray | memoryview):
             return bytes(data)

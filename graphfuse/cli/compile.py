@@ -129,11 +129,11 @@ def compile(
 def write(file: Path, graph: pygraph, planner: Planner, plans: Sequence[int]) -> None:
     """Serialize a graph with these of its plans, the first selected. Raises BadParameter if the file cannot be
     written."""
-    from graphfuse.planning import serialized
+    from graphfuse.planning import serialized_graph
 
     for index in reversed(plans):
         planner.build_at(index)
-    content = serialized.of(graph, planner.graph, planner.device, *planner.recorded())
+    content = serialized_graph.of(graph, planner.graph, planner.device, *planner.recorded())
     output.write(file, content.to_bytes(), "--output")
 
 

@@ -24,7 +24,7 @@ from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import guard, kernels, plan, recipe
 from graphfuse.planning import registry as plugins
-from graphfuse.planning.deselected import Deselected
+from graphfuse.planning.deselection import Deselection
 from graphfuse.planning.engine_lookup import EngineLookup
 from graphfuse.planning.kernel_cache import CodeOf, KernelCache
 from graphfuse.planning.plan import Part, Plan, Proposal
@@ -66,7 +66,7 @@ class Planner:
         self.registry = plugins.registry(patterns, [e for e in engines if e != str(EMULATOR)])
         self.stream: Callable[[], int] = stream_getter(self.device, handle)
         """Returns the stream to run on if execute is given no handle."""
-        self._deselected = Deselected()
+        self._deselection = Deselection()
         self._begin(graph)
 
     def _begin(self, graph: FrozenGraph) -> None:
@@ -101,7 +101,7 @@ class Planner:
     @property
     def left_out(self) -> list[str]:
         """Why installed plug-ins are not used at all, a line each. Verdicts have reasons that concern one region."""
-        return [*self._deselected.failed.values(), *plugins.left_out()]
+        return [*self._deselection.failed.values(), *plugins.left_out()]
 
     def create(self, modes: Sequence[heur_mode]) -> None:
         """Make the plans of every mode, in the order of the modes and without repeats."""
@@ -124,14 +124,14 @@ class Planner:
                 guard.call(engine, self.graph, "table", store.first_party, engine, self.device)
             except PluginError as error:
                 self._leave_out(engine, error)
-        return [e for e in self.registry.engines if e.name not in self._deselected.failed]
+        return [e for e in self.registry.engines if e.name not in self._deselection.failed]
 
     def _leave_out(self, engine: Engine, error: Exception) -> None:
         """Exclude an installed engine that failed; for any other engine, raise the error."""
         why = str(guard.left_out(engine, error, self.registry.origins))
         with self._lock:  # plans are built in several threads
-            self._deselected = dataclasses.replace(
-                self._deselected, failed={**self._deselected.failed, engine.name: why}
+            self._deselection = dataclasses.replace(
+                self._deselection, failed={**self._deselection.failed, engine.name: why}
             )
 
     def append(self, engine: object, knobs: object) -> int:
@@ -149,7 +149,7 @@ class Planner:
         return self.plans[index]
 
     def bar_engines(self, names: tuple[str, ...]) -> None:
-        self._deselect(engines=self._deselected.engines | {self.lookup.named(name).name for name in names})
+        self._deselect(engines=self._deselection.engines | {self.lookup.named(name).name for name in names})
 
     def bar_workspace(self, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
@@ -158,11 +158,11 @@ class Planner:
 
     def bar_notes(self, notes: Sequence[behavior_note | numerical_note], wanted: bool) -> None:
         """Bar plans that lack one of these notes if wanted is True, plans that have one if it is False."""
-        self._deselect(notes=(*self._deselected.notes, *((note, wanted) for note in notes)))
+        self._deselect(notes=(*self._deselection.notes, *((note, wanted) for note in notes)))
 
     def _deselect(self, **changed: object) -> None:
-        """Add conditions, as in ``Deselected``. Built plans that these exclude count as not built."""
-        self._deselected = dataclasses.replace(self._deselected, **changed)
+        """Add conditions, as in ``Deselection``. Built plans that these exclude count as not built."""
+        self._deselection = dataclasses.replace(self._deselection, **changed)
         with self._lock:
             self._executables = {i: e for i, e in self._executables.items() if not self.barred(self.plans[i])}
         if self.chosen not in self._executables:
@@ -170,7 +170,7 @@ class Planner:
 
     def barred(self, p: Plan) -> str | None:
         """Why a plan is deselected, or could not be prepared when it was last tried; None if neither."""
-        return self._deselected.against(p) or self._failed.get(p.name)
+        return self._deselection.against(p) or self._failed.get(p.name)
 
     def check_support(self) -> None:
         if not self.plans:
@@ -186,17 +186,17 @@ class Planner:
         """
         if self._pinned is not None:
             return self.build_at(self._pinned)
-        usable = [i for i, p in enumerate(self.plans) if not self._deselected.against(p)]
+        usable = [i for i, p in enumerate(self.plans) if not self._deselection.against(p)]
         if not usable:
             self.check_support()
         errors: dict[int, Exception | None] = {}
-        left, known = iter(usable), self._deselected.failed
+        left, known = iter(usable), self._deselection.failed
         for first in left:
             errors[first] = self._tried(first)
             if errors[first] is None:
                 break
         else:
-            if self._deselected.failed != known:
+            if self._deselection.failed != known:
                 self.create([proposal.mode for proposal in self.proposals])  # plans without the plug-in that failed
                 return self.build(policy)
             found = [*errors.values()]
@@ -209,20 +209,20 @@ class Planner:
                 errors |= zip(rest, pool.map(self._tried, rest), strict=True)
         for index, error in errors.items():
             # Without this warning, users would not see the engine's fault. For excluded plug-ins they had another one.
-            if isinstance(error, KernelCompileError) and not self._deselected.against(self.plans[index]):
+            if isinstance(error, KernelCompileError) and not self._deselection.against(self.plans[index]):
                 warnings.warn(f"another plan takes the place of one that fails: {error}", RuntimeWarning, stacklevel=3)
         self._choose(first)
 
     def _tried(self, index: int) -> Exception | None:
         """Build a plan. Returns the error if it cannot be prepared, or if an installed plug-in fails, which bars it."""
-        if self._deselected.against(self.plans[index]):
-            return PluginError(self._deselected.against(self.plans[index]))
+        if self._deselection.against(self.plans[index]):
+            return PluginError(self._deselection.against(self.plans[index]))
         try:
             self._build(index)
         except UNPREPARED as error:
             return error
         except PluginError as error:
-            if not self._deselected.against(self.plans[index]):
+            if not self._deselection.against(self.plans[index]):
                 raise
             return error
         return None
@@ -239,7 +239,7 @@ class Planner:
         self._choose(index if index in self._executables else None)
 
     def _refuse_deselected(self, index: int, p: Plan) -> None:
-        reason = self._deselected.against(p)
+        reason = self._deselection.against(p)
         if reason:
             raise GraphNotSupportedError(f"plan {index} ({p.name}): {reason}")
 

@@ -11,7 +11,7 @@ import torch
 
 from graphfuse import GraphStateError, VariantPackError, data_type, heur_mode, norm_forward_phase
 from graphfuse.contract.row_counts import row_class
-from graphfuse.planning import reshaped
+from graphfuse.planning import reshaped_plan
 from support import graphs, oracle
 from support.overridden import COLUMNS, FALLBACK, OPEN, PLANS, check, new, norm, to, values
 
@@ -44,7 +44,7 @@ def test_every_class_up_to_4096_is_compiled_by_its_text_alone(work):
     g = norm("emulator", rows=4096, columns=48)
     g.build(OPEN)
     classes = sorted({row_class(rows) for rows in range(1, 4097)})
-    assert len(classes) == 80 <= reshaped.CLASSES_KEPT
+    assert len(classes) == 80 <= reshaped_plan.CLASSES_KEPT
     for rows in classes:
         g.get_workspace_size(None, *to(rows, 48))
     texts = set()
@@ -155,8 +155,8 @@ def test_what_a_virtual_reshape_makes_is_said(device):
 
 def test_no_more_is_kept_than_said(monkeypatch):
     """Shapes and classes that were used last."""
-    monkeypatch.setattr(reshaped, "SHAPES_KEPT", 4)
-    monkeypatch.setattr(reshaped, "CLASSES_KEPT", 3)
+    monkeypatch.setattr(reshaped_plan, "SHAPES_KEPT", 4)
+    monkeypatch.setattr(reshaped_plan, "CLASSES_KEPT", 3)
     g = norm("emulator")
     g.build(OPEN)
     for rows in range(1, 30):

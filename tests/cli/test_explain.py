@@ -146,7 +146,7 @@ def test_what_is_there_is_not_compiled_again(run, answer):
 
 
 def test_a_file_holds_one_graph(run, tmp_path):
-    """What it is good for is in tests/planning/test_serialized.py."""
+    """What it is good for is in tests/planning/test_serialized_graph.py."""
     file = tmp_path / "all.plan"
     done = run("compile", "rmsnorm-silu", "--arch", "sm_90a", "--output", str(file))
     assert done.exit_code == 2 and "--case" in done.output and not file.exists()

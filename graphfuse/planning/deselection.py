@@ -8,7 +8,7 @@ from graphfuse.planning.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True)
-class Deselected:
+class Deselection:
     """Conditions that exclude plans.
 
     engines: names of engines that the user deselected. failed: why plug-ins are not used, by the engine's name.

@@ -31,7 +31,7 @@ CLASSES_KEPT = 128
 """Number of classes whose plans are kept, the last used. 1 to 4096 rows are 80 classes."""
 
 
-class Reshaped:
+class ReshapedPlan:
     """One built plan of a graph for other extents of leading axes. It is thread-safe.
 
     recorded: the graph as its user made it. built: the frozen graph that the planner was made of. index: of the plan,

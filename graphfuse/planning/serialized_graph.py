@@ -19,7 +19,7 @@ from graphfuse.runtime import record
 
 
 @dataclass(frozen=True)
-class Serialized:
+class SerializedGraph:
     """Content of the bytes.
 
     made_by: the version of graphfuse.
@@ -50,7 +50,7 @@ class Serialized:
         return sealed.seal(json_values.text(head).encode(), cubins, key)
 
     @classmethod
-    def from_bytes(cls, blob: bytes, key: bytes | None = None) -> "Serialized":
+    def from_bytes(cls, blob: bytes, key: bytes | None = None) -> "SerializedGraph":
         """The content of bytes. Raises SerializedError for damaged or invalid bytes, and those of another version."""
         where = "the serialized graph"
         head, cubins = sealed.open_sealed(blob, key)
@@ -97,10 +97,10 @@ def of(
     plans: Sequence[Recipe],
     selected: int,
     codes: Sequence[Code] | None,
-) -> Serialized:
+) -> SerializedGraph:
     """Content for a graph with plans. lowered: the planned graph, whose node numbers recipes have. codes: the kernels
     of all plans."""
-    return Serialized(
+    return SerializedGraph(
         made_by=record.version("graphfuse") or "",
         kind=device.kind,
         arch=device.arch,
