@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from graphfuse.planning.apart import Apart
+from graphfuse.planning.separations import Separation
 from graphfuse.planning.traffic import Traffic
 
 
@@ -125,7 +125,7 @@ class Account:
     plans: tuple[PlanEntry, ...]
     shown: int | None
     regions: tuple[RegionEntry, ...]
-    apart: tuple[Apart, ...]
+    apart: tuple[Separation, ...]
     rank: str
     left_out: tuple[str, ...]
     notes: tuple[str, ...]

@@ -11,7 +11,7 @@ from graphfuse.explain.account import (
 )
 from graphfuse.explain.explanation import Explanation
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, Subgraph
-from graphfuse.planning import apart, plan, traffic
+from graphfuse.planning import plan, separations, traffic
 from graphfuse.planning.plan import Part
 from graphfuse.planning.planner import Planner
 from graphfuse.tuned_tables.ranking import rank
@@ -58,13 +58,15 @@ def _region(part: Part) -> RegionEntry:
     subgraph = part.region.subgraph
     # An engine that accepts any subgraph runs it node by node.
     fused = part.engine.facts is not Subgraph
-    moved = traffic.fused(subgraph) if fused else traffic.apart(subgraph)
+    moved = traffic.fused(subgraph) if fused else traffic.unfused(subgraph)
     return RegionEntry(part.engine.name, part.name, part.region.pattern, subgraph.node_ids, fused, part.why, moved)
 
 
-def _apart(planner: Planner, p: plan.Plan) -> tuple[apart.Apart, ...]:
-    known = apart.Known(planner.graph, planner.registry.patterns, planner.regions, planner.declined, planner.proposals)
-    return tuple(known.apart(p.parts))
+def _apart(planner: Planner, p: plan.Plan) -> tuple[separations.Separation, ...]:
+    found = separations.Separations(
+        planner.graph, planner.registry.patterns, planner.regions, planner.declined, planner.proposals
+    )
+    return tuple(found.between(p.parts))
 
 
 def _rank(planner: Planner, p: plan.Plan) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from graphfuse.base.wording import counted
 from graphfuse.explain.account import Account, MatchEntry, PlanEntry, RegionEntry, VerdictEntry
-from graphfuse.planning.apart import Apart
+from graphfuse.planning.separations import Separation
 from graphfuse.planning.traffic import Traffic
 
 
@@ -74,7 +74,7 @@ def _region(account: Account, r: RegionEntry) -> str:
     return f"{r.knobs} runs {account.names(r.nodes)} ({how})" + (f"; knobs: {r.why}" if r.why else "")
 
 
-def _apart(account: Account, a: Apart) -> str:
+def _apart(account: Account, a: Separation) -> str:
     one, other = (account.names(account.regions[n].nodes) for n in (a.part, a.other))
     return f"{one} without {other}: {a.why}"
 

@@ -40,7 +40,7 @@ def fused(subgraph: Subgraph) -> Traffic:
     return _traffic(subgraph.graph, subgraph.inputs, subgraph.outputs)
 
 
-def apart(subgraph: Subgraph) -> Traffic:
+def unfused(subgraph: Subgraph) -> Traffic:
     """Traffic of one kernel for each node."""
     return sum((of_node(subgraph.graph, node) for node in subgraph.nodes), Traffic(0, 0))
 

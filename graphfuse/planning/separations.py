@@ -13,7 +13,7 @@ _MOST = 8
 
 
 @dataclass(frozen=True)
-class Apart:
+class Separation:
     """Two parts of a plan, by number, and why the first is not fused with the second. "They" in `why` is the first."""
 
     part: int
@@ -22,8 +22,8 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Results of planning in which reasons are found: matches with and without facts, and answers of engines."""
+class Separations:
+    """Finder of separations in the results of planning: matches with and without facts, and answers of engines."""
 
     graph: FrozenGraph
     patterns: Sequence[Pattern]
@@ -31,7 +31,7 @@ class Known:
     declined: Sequence[Declined]
     proposals: Sequence[Proposal]
 
-    def apart(self, parts: Sequence[Part]) -> Iterator[Apart]:
+    def between(self, parts: Sequence[Part]) -> Iterator[Separation]:
         """A reason for each two parts that have a tensor in common, unless both are run node by node.
 
         A part that has no tensor in common with any before it gets one reason that says so."""
@@ -41,24 +41,24 @@ class Known:
                 if parts[i].region.pattern or part.region.pattern:
                     yield self._between(i, parts[i].region, j, part.region)
             if j and not common:
-                yield Apart(j - 1, j, "they have no tensor in common")
+                yield Separation(j - 1, j, "they have no tensor in common")
 
     def _common(self, one: Subgraph, other: Subgraph) -> bool:
         common = {*one.inputs, *one.outputs} & {*other.inputs, *other.outputs}
         return any(traffic.nbytes(self.graph.tensors[t]) for t in common)
 
-    def _between(self, i: int, one: Region, j: int, other: Region) -> Apart:
+    def _between(self, i: int, one: Region, j: int, other: Region) -> Separation:
         first, second = frozenset(one.subgraph.node_ids), frozenset(other.subgraph.node_ids)
-        why = self._spanning(first | second)
+        why = self._why_not_fused(first | second)
         if why is None:
             for n, m, region, others in ((i, j, one, second), (j, i, other, first)):
                 found = self._of_pattern(region, others)
                 if found is not None:
-                    return Apart(n, m, found)
-            why = self._waiting(first | second) or "no pattern matches nodes of both"
-        return Apart(i, j, why)
+                    return Separation(n, m, found)
+            why = self._runs_between(first | second) or "no pattern matches nodes of both"
+        return Separation(i, j, why)
 
-    def _spanning(self, nodes: frozenset[int]) -> str | None:
+    def _why_not_fused(self, nodes: frozenset[int]) -> str | None:
         """Why the smallest match that has all of `nodes` was not chosen; None if there is no such match.
 
         Matches of patterns that come last (``Pattern.last``) are considered only if there are no others."""
@@ -72,10 +72,10 @@ class Known:
             return f"as one, {names} would be of pattern {m.pattern}, which has what no other pattern takes"
         if isinstance(m, Declined):
             return f"pattern {m.pattern} fits {names}, but {m.why}"
-        said = [v for p in self.proposals for v in p.verdicts if v.region.subgraph == m.subgraph]
-        if said and all(v.why is not None for v in said):
-            return f"{said[0].engine} declines {names}: {said[0].why}"
-        saved = traffic.apart(m.subgraph).total - traffic.fused(m.subgraph).total
+        verdicts = [v for p in self.proposals for v in p.verdicts if v.region.subgraph == m.subgraph]
+        if verdicts and all(v.why is not None for v in verdicts):
+            return f"{verdicts[0].engine} declines {names}: {verdicts[0].why}"
+        saved = traffic.unfused(m.subgraph).total - traffic.fused(m.subgraph).total
         return f"as one, {names} would save {saved} bytes; no choice with it saves more than what is chosen"
 
     def _of_pattern(self, region: Region, others: frozenset[int]) -> str | None:
@@ -84,7 +84,7 @@ class Known:
                 return guard.call(pattern, region.subgraph, "apart", pattern.apart, region, others)
         return None
 
-    def _waiting(self, nodes: frozenset[int]) -> str | None:
+    def _runs_between(self, nodes: frozenset[int]) -> str | None:
         """Text with the names of the nodes that run after some of `nodes` and before others; None if there are none."""
         both = Subgraph(self.graph, tuple(sorted(nodes)))
         between = self.graph.below(both.outputs) & self.graph.above(both.inputs)
