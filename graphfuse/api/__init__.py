@@ -4,7 +4,7 @@
 
 ``pygraph`` records tensors and nodes and checks the order of steps. The work is done by ``freeze`` (inference),
 ``plan`` (matching and ranking) and ``runtime`` (execution). Its methods are in four files in the order of these steps,
-each with a class that extends the one before: ``drawn``, ``planned``, ``executed``, ``graph``.
+each with a class that extends the one before: ``defined_graph``, ``planned_graph``, ``executable_graph``, ``graph``.
 """
 
 from graphfuse.api.graph import pygraph

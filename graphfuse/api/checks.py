@@ -26,7 +26,7 @@ def modes(what: str, given: object) -> tuple[heur_mode, ...]:
     return found
 
 
-def check_unasked(where: str, refused: Mapping[str, tuple[object, str]], given: Mapping[str, object]) -> None:
+def check_not_offered(where: str, refused: Mapping[str, tuple[object, str]], given: Mapping[str, object]) -> None:
     """Raises GraphNotSupportedError if an argument of cuDNN's requests a feature that is not offered.
 
     refused: for each argument, the value besides None that requests nothing, and what to use instead of other values.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from graphfuse.api import targets
-from graphfuse.api.checks import check_flag, check_unasked, several
-from graphfuse.api.executed import Executed
+from graphfuse.api.checks import check_flag, check_not_offered, several
+from graphfuse.api.executable_graph import ExecutableGraph
 from graphfuse.base import cudnn_names
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, SerializedError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ROUNDINGS = ("float32", "declared")
 
 
-class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
+class pygraph(ExecutableGraph):  # noqa: N801 - cuDNN's spelling
     """A graph of tensors and operations.
 
     io_data_type: type of inputs and outputs that set none. intermediate_data_type: type of virtual tensors that set
@@ -77,7 +77,7 @@ class pygraph(Executed):  # noqa: N801 - cuDNN's spelling
             from graphfuse.runtime.handle import alive
 
             alive(handle)
-        check_unasked(
+        check_not_offered(
             f"graph {name!r}",
             cudnn_names.KEYWORDS,
             {"sm_count": sm_count, "cuda_graph_retention": cuda_graph_retention},

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphfuse.api.checks import check_unasked
+from graphfuse.api.checks import check_not_offered
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphTypeError
 from graphfuse.op_graph.tensor import checked_number, plain_number
@@ -16,7 +16,7 @@ def attributes(where: str, op: Op, given: Mapping[str, object]) -> dict[str, Any
     where: the node that errors name. Raises GraphTypeError for a wrong type, GraphNotSupportedError for an option of
     cuDNN that is not offered.
     """
-    check_unasked(where, op.not_offered, given)
+    check_not_offered(where, op.not_offered, given)
     return {a.name: _value(where, op, a, given.get(a.name, a.default)) for a in op.attributes}
 
 

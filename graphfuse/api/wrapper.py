@@ -31,9 +31,9 @@ from graphfuse.ops import OPS, SPELLINGS
 if TYPE_CHECKING:
     import torch
 
-_DRAW = {*OPS, *SPELLINGS, "concatenate"}
-_CREATE = ("tensor", "tensor_like", "tensor_scalar")
-_LOOK = (
+_OPS = {*OPS, *SPELLINGS, "concatenate"}
+_TENSORS = ("tensor", "tensor_like", "tensor_scalar")
+_QUERIES = (
     "explain",
     "explanation",
     "get_workspace_size",
@@ -104,13 +104,13 @@ class Graph:
         if name.startswith("_"):
             raise AttributeError(name)
         found: Callable[..., Any] = getattr(self._graph, name)  # its error says why there is none
-        if name in _LOOK:
+        if name in _QUERIES:
             self._need("built", name)
             return found
-        if name not in _DRAW and name not in _CREATE:
+        if name not in _OPS and name not in _TENSORS:
             raise GraphStateError(f"Graph has no {name}: it builds and runs itself; accepted: a pygraph, which has it")
         self._need("open", name)
-        return found if name in _CREATE else lambda *args, **kwargs: self._add(found, args, kwargs)
+        return found if name in _TENSORS else lambda *args, **kwargs: self._add(found, args, kwargs)
 
     def _need(self, state: str, what: str) -> None:
         if self._state != state:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphfuse.api import node_arguments
-from graphfuse.api.checks import check_unasked
+from graphfuse.api.checks import check_not_offered
 from graphfuse.api.uids import Uids
 from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.dtypes import data_type
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 StepT = TypeVar("StepT")
 
 
-class Drawn(Recorded, OpMethods):
+class DefinedGraph(Recorded, OpMethods):
     """Tensors and nodes, in the order in which the user made them. Any change undoes the steps from ``validate`` on."""
 
     _ir: ir.FrozenGraph | None
@@ -137,7 +137,7 @@ class Drawn(Recorded, OpMethods):
         in_place_index: the input that shares memory with the output; only None is offered.
         """
         where = f"concatenate {name!r}" if name else "concatenate"
-        check_unasked(where, KEYWORDS, {"in_place_index": in_place_index})
+        check_not_offered(where, KEYWORDS, {"in_place_index": in_place_index})
         if not isinstance(inputs, Sequence) or len(inputs) < 2:
             raise GraphTypeError(f"{where}: inputs must be a list of two tensors or more, got {inputs!r}")
         for n, t in enumerate(inputs):  # before the first node is added
@@ -169,12 +169,12 @@ class Drawn(Recorded, OpMethods):
         compute = self.compute_data_type if compute is data_type.NOT_SET else compute
         if functions and op.by_nodes:
             with self._whole():
-                told = *(a.name for a in op.attributes if attributes[a.name] != a.default), *op.given
-                asked = [option for option in told if given.get(option) is not None]
+                options = *(a.name for a in op.attributes if attributes[a.name] != a.default), *op.given
+                given_options = [option for option in options if given.get(option) is not None]
                 inputs, first = self._inputs(where, op, given, name), len(self.nodes)
                 self._check_shapes(where, op, inputs, attributes)
                 draw = {name: partial(self._by_function, where, name, call) for name, call in functions.items()}
-                made = op.by_nodes(self, where, inputs, attributes, draw, asked, compute, given_name)
+                made = op.by_nodes(self, where, inputs, attributes, draw, given_options, compute, given_name)
                 self.nodes[first:] = [replace(node, only_if_read=True) for node in self.nodes[first:]]
                 return made
         inputs = self._inputs(where, op, given, name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from graphfuse.api.checks import check_unasked, modes, several
-from graphfuse.api.drawn import Drawn
+from graphfuse.api.checks import check_not_offered, modes, several
+from graphfuse.api.defined_graph import DefinedGraph
 from graphfuse.base.cudnn_keywords import also
 from graphfuse.base.cudnn_names import KEYWORDS
 from graphfuse.base.enums import behavior_note, build_plan_policy, heur_mode, numerical_note
@@ -36,7 +36,7 @@ GraphT = TypeVar("GraphT", bound="PlannedGraph")
 NoteT = TypeVar("NoteT")
 
 
-class PlannedGraph(Drawn):
+class PlannedGraph(DefinedGraph):
     """A graph with plans, which its planner makes. ``build_operation_graph`` makes the planner."""
 
     handle: Handle | None
@@ -74,7 +74,7 @@ class PlannedGraph(Drawn):
         A plan that cannot be prepared is skipped, with a warning if its kernel does not compile. Raises
         GraphNotSupportedError if no plan remains, KernelCompileError if the only plan does not compile.
         """
-        check_unasked("build_plans", KEYWORDS, {"ctx": ctx})
+        check_not_offered("build_plans", KEYWORDS, {"ctx": ctx})
         _check_policy("build_plans", policy)
         self._need(self._planner, "build_operation_graph").build(policy)
 
@@ -88,7 +88,7 @@ class PlannedGraph(Drawn):
         ctx: None = None,
     ) -> None:
         """Do all steps from ``validate`` to ``build_plans``, with the arguments of these steps."""
-        check_unasked("build", KEYWORDS, {"ctx": ctx})
+        check_not_offered("build", KEYWORDS, {"ctx": ctx})
         _check_policy("build", policy)
         self.validate()
         self.build_operation_graph(patterns=patterns, engines=engines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphfuse.api import variant_packs
 from graphfuse.api.checks import check_flag
-from graphfuse.api.planned import PlannedGraph
+from graphfuse.api.planned_graph import PlannedGraph
 from graphfuse.base.errors import GraphNotSupportedError, GraphStateError, GraphTypeError, VariantPackError
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.planning import overrides
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphfuse.tuning.report import TuningReport
 
 
-class Executed(PlannedGraph):
+class ExecutableGraph(PlannedGraph):
     """A graph whose plans can be run, with the planned shapes or with other leading extents."""
 
     def get_workspace_size(
