@@ -13,7 +13,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphTypeError
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 
 if TYPE_CHECKING:
     from graphfuse.runtime.handle import Handle

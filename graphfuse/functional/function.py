@@ -13,8 +13,8 @@ from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.bounded_dict import make_room
 from graphfuse.runtime.fastcall import DECLINED, text, trying, when, written
-from graphfuse.runtime.kept import make_room
 
 _KEPT = 1024
 _FORMS_KEPT = 8

@@ -30,7 +30,7 @@ from graphfuse.functional.operator import FUNCTIONS, LIBRARY, ports
 from graphfuse.functional.tensor_parameter import Shape, TensorParameter, elements, stored
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 
 OTHERS: dict[str, Callable[..., object]] = {}
 """Operators whose function differs for each program, by qualified name. torch calls them with a DTensor among the

@@ -18,7 +18,7 @@ from graphfuse.base.errors import DeviceError
 from graphfuse.contract import engine
 from graphfuse.contract.arguments import Packing
 from graphfuse.runtime import device as devices
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 
 _STATIC_LIMIT = 48 << 10  # bytes of shared memory that a CTA may have without an opt-in
 _PORTABLE_CLUSTER = 8

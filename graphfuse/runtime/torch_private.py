@@ -51,10 +51,10 @@ def _python_guard(tensors: Sequence[object], sizes: Sequence[Extents], strides: 
 
     models = [looks(t) for t in tensors]
 
-    is_observed = observed()
+    must_dispatch = needs_dispatcher()
 
     def check(*given: object) -> bool:
-        if is_observed():
+        if must_dispatch():
             return False
         if len(given) != len(models):
             raise TypeError(f"{len(models)} tensors are compared, got {len(given)}")
@@ -210,7 +210,7 @@ def tracing() -> Callable[[], bool]:
     return _find("_C._is_tracing") or sys.modules["torch"].jit.is_tracing
 
 
-def observed() -> Callable[[], bool]:
+def needs_dispatcher() -> Callable[[], bool]:
     """Function that returns True if calls in this thread must go through torch's dispatcher.
 
     These are calls under the compiler, ``torch.jit.trace``, a ``__torch_dispatch__`` mode, a transform of torch.func or
@@ -249,7 +249,7 @@ def fake_mode() -> type | None:
 
 
 @contextmanager
-def tried_quietly() -> Iterator[None]:
+def without_fake_tensor_logs() -> Iterator[None]:
     """Context in which torch does not log errors of operations on tensors without data in this thread.
 
     The errors are still raised."""
@@ -394,7 +394,7 @@ def increment_version() -> Callable[[tuple], None]:
     return _find("_C._increment_version") or sys.modules["torch"].autograd.graph.increment_version
 
 
-def called_plainly() -> Callable[[object], bool]:
+def only_calls_forward() -> Callable[[object], bool]:
     """Function that returns True if calling a module only calls its forward, as neither it nor all modules have hooks.
 
     If torch lacks one of the names, it returns False.

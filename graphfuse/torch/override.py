@@ -23,7 +23,7 @@ from graphfuse.contract.row_counts import row_class
 from graphfuse.explain import fallback
 from graphfuse.functional.explanation import explain
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 from graphfuse.torch.operators.computation import TYPES
 from graphfuse.torch.operators.declared import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
 from graphfuse.torch.operators.formula import Operator

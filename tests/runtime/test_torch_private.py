@@ -172,7 +172,7 @@ def test_tracing(way):
 
 
 def test_observed():
-    asked, found = torch_private.observed(), []
+    asked, found = torch_private.needs_dispatcher(), []
     assert not asked()
     with Mode():
         assert asked()
@@ -189,7 +189,7 @@ def test_observed():
 def test_where_it_cannot_be_told_somebody_looks_on(name, monkeypatch):
     find = torch_private._find
     monkeypatch.setattr(torch_private, "_find", lambda path: None if path == name else find(path))
-    assert torch_private.observed()()
+    assert torch_private.needs_dispatcher()()
     assert torch_private.differentiates_forward()() or name != "autograd.forward_ad"
 
 

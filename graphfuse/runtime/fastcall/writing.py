@@ -5,7 +5,7 @@ import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 
 Lines = Sequence["str | Lines"]
 """Lines of Python. A sequence among them is a block that is indented by one level."""

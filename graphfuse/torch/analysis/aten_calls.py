@@ -148,7 +148,7 @@ def _logged(
     if seen is None:
         return None
     try:
-        with torch.no_grad(), _as_recorded(tensors((args, kwargs))), torch_private.tried_quietly(), seen:
+        with torch.no_grad(), _as_recorded(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
             return calls, function(*args, **kwargs)
     except Exception:  # what torch does not run on such tensors is no operation to translate
         return None

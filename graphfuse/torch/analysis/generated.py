@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 from graphfuse.torch.analysis.aten_calls import Call, calls_of, is_view, parts_of
 from graphfuse.torch.analysis.meaning import (
     MEANING,

@@ -16,7 +16,7 @@ TAKEN = "its forward is set on the module already, by something else"
 RUN_ON = frozenset({"cuda", "cpu"})
 """Types of devices that kernels in the place of a forward run on."""
 
-_called_plainly = torch_private.called_plainly()
+_called_plainly = torch_private.only_calls_forward()
 
 
 def set_on(module: torch.nn.Module, function: FunctionType) -> None:

@@ -35,7 +35,7 @@ _OTHERWISE = "attention: what its function computes depends on more than it is g
 _READS_MORE = "attention: its function reads more arguments than a scale and dropout"
 _GIVEN = ("query", "key", "value", "attention_mask")
 
-_called_plainly, _differentiates_forward = torch_private.called_plainly(), torch_private.differentiates_forward()
+_called_plainly, _differentiates_forward = torch_private.only_calls_forward(), torch_private.differentiates_forward()
 
 
 def recognized(module: torch.nn.Module) -> FunctionType | str | None:

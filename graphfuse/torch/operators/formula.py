@@ -21,7 +21,7 @@ from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
 from graphfuse.torch.operators.computation import Computation
 from graphfuse.torch.operators.step import GraphOperator, called, declared, defined, made_once, within_dispatcher
 
-_observed = torch_private.observed()
+_observed = torch_private.needs_dispatcher()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from graphfuse.functional.operator import pass_by_autograd
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, text, when, written
 
-_observed, _any_requires_grad = torch_private.observed(), torch_private.any_requires_grad()
+_observed, _any_requires_grad = torch_private.needs_dispatcher(), torch_private.any_requires_grad()
 
 
 @dataclass(frozen=True)

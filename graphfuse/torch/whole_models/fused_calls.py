@@ -35,7 +35,7 @@ Types = tuple[torch.dtype, torch.dtype]
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PACKED = frozenset({"softmax", "log_softmax"})
 """Ops whose results torch makes contiguous, whatever the strides of their inputs."""
-_observed = torch_private.observed()
+_observed = torch_private.needs_dispatcher()
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ LEAST = 1 << 23
 """Smallest number of elements for which the kernels run. For half as many, torch's own is faster on an H100: the host's
 time for the operations between the kernels exceeds the whole of it."""
 BECAME = "group_norm"
-_observed = torch_private.observed()
+_observed = torch_private.needs_dispatcher()
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:

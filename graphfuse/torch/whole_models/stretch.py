@@ -26,7 +26,7 @@ from graphfuse.torch.regions import judged
 
 Modules = Sequence[torch.nn.Module]
 
-_observed = torch_private.observed()
+_observed = torch_private.needs_dispatcher()
 _KEPT = 64
 """Largest number of stretches, and of shapes of each, that are kept."""
 

@@ -26,7 +26,7 @@ from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _Tensor = torch.Tensor
-_observed, _is_tracing = torch_private.observed(), torch_private.tracing()
+_observed, _is_tracing = torch_private.needs_dispatcher(), torch_private.tracing()
 
 _ADDS = frozenset({torch.add, _Tensor.add, _Tensor.__add__, _Tensor.__radd__})
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from graphfuse.runtime.kept import make_room
+from graphfuse.runtime.bounded_dict import make_room
 
 
 def test_the_oldest_go():
