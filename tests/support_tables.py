@@ -12,7 +12,7 @@ from graphfuse.api import pygraph
 from graphfuse.base.device import ARCHES, for_arch
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.launch_limits import largest_cluster
-from graphfuse.engines.cudnn.nodes import SAYINGS
+from graphfuse.engines.cudnn.op_rules import OP_RULES
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import BLOCKS, OPS, Port
 from graphfuse.runtime.handle import Handle
@@ -226,7 +226,7 @@ ROLES: dict[str, Callable[[pygraph, data_type], object]] = {
 def operations() -> Iterable[tuple[str, ...]]:
     for name, op in OPS.items():
         graph(sample(name))  # a sample that is not valid raises here, and is no answer
-        said = YES if name in SAYINGS else NO
+        said = YES if name in OP_RULES else NO
         yield f"`{name}`", "pointwise" if op.pointwise else "", YES if refusal(sample(name)) is None else NO, said
 
 

@@ -50,7 +50,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         found = support.why_not(facts.subgraph, device) or devices.why_not(device)
         if found is not None:
             return found
-        answer = self._asked(facts.subgraph, device)
+        answer = self._query(facts.subgraph, device)
         return answer if isinstance(answer, No) else None
 
     def propose(self, facts: EpilogueFacts, device: Device, mode: heur_mode) -> Sequence[CudnnKnobs]:
@@ -105,8 +105,8 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         cudnn = package.load()
         if isinstance(cudnn, No):
             raise GraphNotSupportedError(str(cudnn))
-        handles, nodes = self._of(cudnn, device), facts.subgraph
-        built = self._taken(nodes, device, knobs)
+        handles, nodes = self._handles_of(cudnn, device), facts.subgraph
+        built = self._take_ready(nodes, device, knobs)
         try:
             with devices.current(device.ordinal):
                 built = built or plans.build(cudnn, nodes, knobs, handles.mine())
@@ -123,10 +123,10 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
         )
 
     def _proposed(self, facts: EpilogueFacts, device: Device) -> tuple[Proposed, ...]:
-        answer = self._asked(facts.subgraph, device)
+        answer = self._query(facts.subgraph, device)
         return () if isinstance(answer, No) else answer
 
-    def _asked(self, nodes: Subgraph, device: Device) -> tuple[Proposed, ...] | No:
+    def _query(self, nodes: Subgraph, device: Device) -> tuple[Proposed, ...] | No:
         """Proposals of cuDNN for some nodes. The answer is cached for equal nodes."""
         key = (_key(nodes), device)
         with self._lock:
@@ -138,10 +138,10 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
             return cudnn  # not cached, as the package may be installed later
         with devices.current(device.ordinal):
             try:
-                handle = self._of(cudnn, device).mine()
+                handle = self._handles_of(cudnn, device).mine()
             except RuntimeError as error:
                 return No(f"cuDNN makes no handle for {device}: {plans.words(error)}")
-            found = plans.asked(cudnn, nodes, handle)
+            found = plans.query(cudnn, nodes, handle)
         answer = found if isinstance(found, No) else found.proposed
         with self._lock:
             self._answers[key] = answer
@@ -151,7 +151,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                 self._answers.popitem(last=False)
         return answer
 
-    def _taken(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> BuiltPlan | None:
+    def _take_ready(self, nodes: Subgraph, device: Device, knobs: CudnnKnobs) -> BuiltPlan | None:
         """The plan that a query for these nodes has built, if it has these knobs; else None. It is returned once."""
         with self._lock:
             for place, (of, on, known, built) in enumerate(self._ready):
@@ -161,7 +161,7 @@ class CudnnEngine(Engine[EpilogueFacts, CudnnKnobs]):
                     return built
         return None
 
-    def _of(self, cudnn, device: Device) -> Handles:
+    def _handles_of(self, cudnn, device: Device) -> Handles:
         with self._lock:
             if device.ordinal not in self._handles:
                 self._handles[device.ordinal] = Handles(cudnn, device.ordinal)

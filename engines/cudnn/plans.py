@@ -77,7 +77,7 @@ def errors(cudnn: ModuleType) -> tuple[type[Exception], ...]:
     return (cudnn.cudnnGraphNotSupportedError, RuntimeError, NotImplementedError, ValueError, ImportError)
 
 
-def asked(cudnn: ModuleType, facts: Subgraph, handle: object) -> Answer | No:
+def query(cudnn: ModuleType, facts: Subgraph, handle: object) -> Answer | No:
     """Proposals of cuDNN for some nodes; No with its message if none can be built."""
     failed: Exception | None = None
     try:

@@ -6,7 +6,7 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.wording import counted
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package, ranks
-from graphfuse.engines.cudnn.nodes import SAYINGS
+from graphfuse.engines.cudnn.op_rules import OP_RULES
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph
 
 ALIGNMENT = 16
@@ -23,32 +23,32 @@ def why_not(facts: Subgraph, device: Device) -> No | None:
         return No(f"cuDNN runs on CUDA devices, not on {device}")
     if not device.here:
         return No(f"cuDNN plans for devices of this machine, not for {device.described}")
-    found = unsaid(facts)
+    found = unsupported(facts)
     if found is not None:
         return found
     loaded = package.load()
     return loaded if isinstance(loaded, No) else None
 
 
-def unsaid(facts: Subgraph) -> No | None:
+def unsupported(facts: Subgraph) -> No | None:
     """First reason against the nodes or their tensors, which does not depend on the machine; None if there is none."""
     graph = facts.graph
     for node in facts.nodes:
-        saying = SAYINGS.get(node.op_name)
-        if saying is None:
+        rule = OP_RULES.get(node.op_name)
+        if rule is None:
             return No(f"{node} is no operation of cuDNN's, or one with other results")
-        why = saying.why_not(graph, node)
+        why = rule.why_not(graph, node)
         if why is not None:
             return No(f"{node} {why}")
-    lying = ranks.layouts(graph, facts.nodes)
+    placed = ranks.layouts(graph, facts.nodes)
     for node in facts.nodes:
         _, first = node.inputs[0]
-        own, told = len(graph.tensors[first].dim), len(lying[first][0])
-        if SAYINGS[node.op_name].axes and own != told:
-            return No(f"{node} reads {graph.tensors[first]}, which cuDNN is told with {told} axes")
+        own, widened = len(graph.tensors[first].dim), len(placed[first][0])
+        if OP_RULES[node.op_name].axes and own != widened:
+            return No(f"{node} reads {graph.tensors[first]}, which cuDNN is told with {widened} axes")
     ports = {t: (node, port) for node in facts.nodes for port, t in node.inputs}
     for number in dict.fromkeys(t for node in facts.nodes for _, t in (*node.inputs, *node.outputs)):
-        why = _untold(graph.tensors[number])
+        why = _tensor_reason(graph.tensors[number])
         if why is not None:
             return No(f"{graph.tensors[number]} {why}")
     inside = set(facts.node_ids)
@@ -64,7 +64,7 @@ def unsaid(facts: Subgraph) -> No | None:
     return None
 
 
-def _untold(t: FrozenTensor) -> str | None:
+def _tensor_reason(t: FrozenTensor) -> str | None:
     if not t.elements:
         return "has no elements"
     if t.reordering is not tensor_reordering.NONE:

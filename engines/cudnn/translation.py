@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.engines.cudnn.nodes import SAYINGS
+from graphfuse.engines.cudnn.op_rules import OP_RULES
 from graphfuse.engines.cudnn.ranks import Layout, layouts
 from graphfuse.engines.cudnn.terms import ordered
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, TensorId
@@ -24,7 +24,7 @@ class Translation:
 
 
 def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Translation:
-    """Translation of `facts`, against which ``support.unsaid`` must have no reason.
+    """Translation of `facts`, against which ``support.unsupported`` must have no reason.
 
     Tensors that other nodes of the graph read are outputs, too. handle: cuDNN's, if the graph is to be planned.
     """
@@ -36,15 +36,17 @@ def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Tran
         handle=handle,
     )
     tensors = facts.graph.tensors
-    lying = layouts(facts.graph, facts.nodes)
-    said: dict[TensorId, object] = {}
+    placed = layouts(facts.graph, facts.nodes)
+    translated: dict[TensorId, object] = {}
     for number in _read(facts):
-        said[number] = _given(cudnn, graph, tensors[number], lying[number])
+        translated[number] = _given(cudnn, graph, tensors[number], placed[number])
     outputs = frozenset(facts.outputs)
     for node in ordered(facts):
-        for number, made in zip((t for _, t in node.outputs), _made(cudnn, graph, facts, node, said), strict=True):
-            said[number] = made
-            _set_up(cudnn, made, tensors[number], lying[number], number in outputs)
+        for number, made in zip(
+            (t for _, t in node.outputs), _made(cudnn, graph, facts, node, translated), strict=True
+        ):
+            translated[number] = made
+            _set_up(cudnn, made, tensors[number], placed[number], number in outputs)
     external = [tensors[number] for number in (*_read(facts), *facts.outputs)]
     return Translation(
         graph,
@@ -56,7 +58,7 @@ def translate(cudnn: ModuleType, facts: Subgraph, handle: object = None) -> Tran
 
 def _numbers(facts: Subgraph, node: Node) -> dict[str, float]:
     """Constants that cuDNN accepts as numbers, by port."""
-    found = {port: facts.graph.tensors[t].value for port, t in node.inputs if port in SAYINGS[node.op_name].numbers}
+    found = {port: facts.graph.tensors[t].value for port, t in node.inputs if port in OP_RULES[node.op_name].numbers}
     return {port: value for port, value in found.items() if value is not None}
 
 
@@ -79,11 +81,11 @@ def _given(cudnn: ModuleType, graph, t: FrozenTensor, layout: Layout):
     )
 
 
-def _made(cudnn: ModuleType, graph, facts: Subgraph, node: Node, said: Mapping[TensorId, object]) -> list:
+def _made(cudnn: ModuleType, graph, facts: Subgraph, node: Node, translated: Mapping[TensorId, object]) -> list:
     """cuDNN's tensors for the outputs that the node has."""
     numbers = _numbers(facts, node)
-    inputs = {port: numbers.get(port, said.get(t)) for port, t in node.inputs}
-    arguments = SAYINGS[node.op_name].arguments(cudnn, node)
+    inputs = {port: numbers.get(port, translated.get(t)) for port, t in node.inputs}
+    arguments = OP_RULES[node.op_name].arguments(cudnn, node)
     made = getattr(graph, node.op_name)(
         **inputs, **arguments, compute_data_type=_type(cudnn, node.compute), name=node.name
     )

@@ -172,29 +172,31 @@ def test_what_is_not_said(draw, reason):
     g = graphs.new()
     draw(g)
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(support.unsaid(part(g)))
+        raise AssertionError(support.unsupported(part(g)))
 
 
 def test_declared_rounding_is_not_said():
     g = graphs.new(intermediate_data_type=HALF, intermediate_rounding="declared")
     y = g.matmul(*(g.tensor(dim, data_type=HALF) for dim in ([2, 4, 8], [2, 8, 4])), name="product")
     g.relu(y).set_output()
-    assert "reads input as HALF, rounded from FLOAT" in str(support.unsaid(part(g)))
-    assert support.unsaid(part(g, (0,))) is None, "as an output of its own it is rounded"
+    assert "reads input as HALF, rounded from FLOAT" in str(support.unsupported(part(g)))
+    assert support.unsupported(part(g, (0,))) is None, "as an output of its own it is rounded"
 
 
 def test_packed_elements_are_not_said():
     """Each part that reads or writes FP4."""
     facts = part(Norm(columns=64, output=FP4, blocks=True).graph())
     quantizer = next(i for i, n in enumerate(facts.nodes) if n.op_name == "block_scale_quantize")
-    assert support.unsaid(Subgraph(facts.graph, tuple(i for i in facts.node_ids if i != quantizer))) is None
+    assert support.unsupported(Subgraph(facts.graph, tuple(i for i in facts.node_ids if i != quantizer))) is None
     g = graphs.new()
     g.identity(g.tensor([4, 8], data_type=FP4, name="codes")).set_output()
-    assert "tensor 'codes' (FP4_E2M1 [4, 8], stride [8, 1]) packs two elements a byte" in str(support.unsaid(part(g)))
+    assert "tensor 'codes' (FP4_E2M1 [4, 8], stride [8, 1]) packs two elements a byte" in str(
+        support.unsupported(part(g))
+    )
 
 
 def test_every_entry_is_an_op():
-    assert set(support.SAYINGS) <= set(OPS)
+    assert set(support.OP_RULES) <= set(OPS)
 
 
 # Ranks
@@ -283,7 +285,7 @@ def read_back(cudnn, translation, g) -> None:
 
 def same(cudnn, g) -> ours.Translation:
     facts = part(g)
-    why = support.unsaid(facts)
+    why = support.unsupported(facts)
     assert why is None or "float32 would be read as TF32" in why.reason  # a matter of values
     translation = ours.translate(cudnn, facts)
     copy = graphs.new()
@@ -398,7 +400,7 @@ def test_numbers(cudnn):
 
 @pytest.mark.parametrize("asked", attention_implementation)
 def test_the_implementation_of_attention_is_asked_for(cudnn, asked):
-    """AUTO, which is cuDNN's default, goes unsaid."""
+    """AUTO, which is cuDNN's default, goes unsupported."""
     g = graphs.new()
     g.sdpa(*(g.tensor([1, 1, 4, 8]) for _ in "qkv"), implementation=asked)[0].set_output()
     said = ours.translate(cudnn, part(g)).graph.nodes[0].params.get("implementation")
