@@ -53,7 +53,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SdpaOptions:
     """Options of a call of attention.
 
     band: None if the mask is materialized.
@@ -79,9 +79,9 @@ def attention(facts: Subgraph) -> TorchCall | No:
     back = node.op_name == "sdpa_backward"
     given = {port: tensors[t] for port, t in node.inputs if port != "attn_scale"}
     given |= {port: tensors[t] for port, t in node.outputs if t in facts.outputs}
-    apart = {port: t for port, t in given.items() if t.ragged is not None}
+    at_offsets = {port: t for port, t in given.items() if t.ragged is not None}
     # Tensors at ragged offsets are copied to contiguous memory, and results back.
-    dense = given | {port: replace(t, ragged=None, stride=packed_stride(t.dim)) for port, t in apart.items()}
+    dense = given | {port: replace(t, ragged=None, stride=packed_stride(t.dim)) for port, t in at_offsets.items()}
     read = {port: dense[port] for port, _ in node.inputs if port in dense}
     made = {port: dense[port] for port, t in node.outputs if t in facts.outputs}
     if not back and "O" not in made:
@@ -90,8 +90,8 @@ def attention(facts: Subgraph) -> TorchCall | No:
     reasons = itertools.chain(
         (multiplied(*multiply),),
         map(unfit, (*read.values(), *made.values())),
-        (_kinds(node, read, made),),
-        (_lying(read[port]) for port in (_BACKWARD[:-1] if back else _FORWARD) if PAGED.get(port) not in read),
+        (_type_reason(node, read, made),),
+        (_layout_reason(read[port]) for port in (_BACKWARD[:-1] if back else _FORWARD) if PAGED.get(port) not in read),
     )
     if why := next(filter(None, reasons), None):
         return No(why)
@@ -103,17 +103,17 @@ def attention(facts: Subgraph) -> TorchCall | No:
             return No(f"{t} is read from memory; accepted: attn_scale as a number")
         scale, numbers = t.value, () if t.value is not None else (factor,)
     a = dict(node.attributes)
-    asked = Asked(_band(a, read), _sequences(node, read, apart), a, (*read, *made), scale, apart)
-    views = tuple(_seen(given[port]) for port in (*read, *made))
-    return TorchCall(views, partial(_bind, asked), numbers)
+    options = SdpaOptions(_band(a, read), _sequences(node, read, at_offsets), a, (*read, *made), scale, at_offsets)
+    views = tuple(_view(given[port]) for port in (*read, *made))
+    return TorchCall(views, partial(_bind, options), numbers)
 
 
-def _seen(t: FrozenTensor) -> TorchView:
+def _view(t: FrozenTensor) -> TorchView:
     """View of a tensor, or of the whole memory of a tensor at ragged offsets."""
     return TorchView.of(t) if t.ragged is None else TorchView.of(t, (t.span,), (1,))
 
 
-def _lying(t: FrozenTensor) -> str | None:
+def _layout_reason(t: FrozenTensor) -> str | None:
     """Why kernels cannot read a tensor in place, 16 bytes at a time; None if they can."""
     if t.dim[3] > 1 and t.stride[3] != 1:
         return f"{t} has stride {t.stride[3]} between columns; accepted: 1"
@@ -136,18 +136,18 @@ def _band(a: Mapping[str, object], read: Mapping[str, FrozenTensor]) -> Band | N
     return Band(left, right, True) if ends else None
 
 
-def _sequences(node: Node, read: Mapping[str, FrozenTensor], apart: Mapping[str, FrozenTensor]) -> SequenceBand | None:
+def _sequences(node: Node, read: Mapping[str, FrozenTensor], at_offsets: Mapping) -> SequenceBand | None:
     """Band of sequences with lengths; None if there are none, or kernels cannot read or write rows at ragged offsets in
     place, 16 bytes at a time."""
-    if any(port in PAGED.values() for port in apart) or read["q"].dim[0] * PARTS > MOST:
+    if any(port in PAGED.values() for port in at_offsets) or read["q"].dim[0] * PARTS > MOST:
         return None
-    for port, t in apart.items():
-        if port.lower() != "stats" and (_lying(t) or any(s % _TOGETHER for s in t.stride[1:3])):
+    for port, t in at_offsets.items():
+        if port.lower() != "stats" and (_layout_reason(t) or any(s % _TOGETHER for s in t.stride[1:3])):
             return None
     return sequence_band(node, read)
 
 
-def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
+def _type_reason(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, FrozenTensor]) -> str | None:
     q, k, v = (read[port] for port in _FORWARD)
     unknown = [port for port in read if port not in (*_BACKWARD, "bias", *_MASKS) and not port.endswith(OFFSETS)]
     unknown += [name for name in ("use_alibi_mask", "stats_use_log2", "unfuse_fma") if dict(node.attributes).get(name)]
@@ -172,30 +172,31 @@ def _kinds(node: Node, read: Mapping[str, FrozenTensor], made: Mapping[str, Froz
     return None if empty is None else f"{empty} has no elements"
 
 
-def _bind(asked: Asked, torch, *tensors) -> Callable[..., object]:
-    given = dict(zip(asked.ports, tensors, strict=True))
-    offsets = {port: given.pop(f"{port}{OFFSETS}") for port in asked.ragged}
-    memory = {port: given.pop(port) for port in asked.ports if port in (*_BACKWARD, "bias", *_MASKS)}
-    if asked.sequences is not None and memory["q"].device.type in sequences.DEVICES:
-        return sequences.bound(torch, asked, memory, given, offsets)
+def _bind(options: SdpaOptions, torch, *tensors) -> Callable[..., object]:
+    given = dict(zip(options.ports, tensors, strict=True))
+    offsets = {port: given.pop(f"{port}{OFFSETS}") for port in options.ragged}
+    memory = {port: given.pop(port) for port in options.ports if port in (*_BACKWARD, "bias", *_MASKS)}
+    if options.sequences is not None and memory["q"].device.type in sequences.DEVICES:
+        return sequences.bound(torch, options, memory, given, offsets)
     back = "dO" in memory
-    changing = asked.ragged.keys() & memory.keys() or PAGED.values() & memory.keys()
-    x = _operands(torch, asked, memory, offsets)
+    changing = options.ragged.keys() & memory.keys() or PAGED.values() & memory.keys()
+    x = _operands(torch, options, memory, offsets)
     extra = "dBias" in given if back else "Stats" in given
-    if asked.band is not None and not asked.band.plain and not x["q"].is_cuda:
-        asked = replace(asked, band=None)  # the CPU's flash attention does not support bands
-    kernel = _kernel(torch, asked, x, back and extra)[back]
+    if options.band is not None and not options.band.plain and not x["q"].is_cuda:
+        options = replace(options, band=None)  # the CPU's flash attention does not support bands
+    kernel = _kernel(torch, options, x, back and extra)[back]
     # For rows that attend to nothing, all kernels but the CPU's return zeros. The statistics of efficient attention do
     # not mark these rows.
     searched = not back and (kernel is _cpu or kernel is _efficient and extra)
 
     def run(*number: float) -> None:
-        scale = number[0] if number else asked.scale
-        call = _call(torch, asked, _operands(torch, asked, memory, offsets) if changing else x, scale, extra, searched)
+        scale = number[0] if number else options.scale
+        operands = _operands(torch, options, memory, offsets) if changing else x
+        call = _call(torch, options, operands, scale, extra, searched)
         made = kernel(torch.ops.aten, call)
         for port, found in zip(("dQ", "dK", "dV", "dBias") if back else ("O", "Stats"), made, strict=False):
-            if port in asked.ragged:
-                t = asked.ragged[port]
+            if port in options.ragged:
+                t = options.ragged[port]
                 fitted = _fitted(torch, call, port, found, t.dim).to(given[port].dtype)
                 _places(torch, t, offsets[port]).write(given[port], fitted)
             elif port in given:
@@ -208,13 +209,13 @@ def _places(torch, t: FrozenTensor, offsets) -> ragged.Places:
     return ragged.places(torch, t.dim, t.stride, offsets, t.multiplier)
 
 
-def _operands(torch, asked: Asked, memory: Mapping[str, object], offsets: Mapping[str, object]) -> dict[str, object]:
+def _operands(torch, options: SdpaOptions, memory: Mapping, offsets: Mapping) -> dict[str, object]:
     """Tensors that are read, with ragged batches and pages gathered to contiguous memory."""
     x = dict(memory)
-    for port, t in asked.ragged.items():
+    for port, t in options.ragged.items():
         if port in x:
             x[port] = _places(torch, t, offsets[port]).read(x[port])
-    x["k"], x["v"] = gathered(torch, x, asked.attributes)
+    x["k"], x["v"] = gathered(torch, x, options.attributes)
     return {port: t for port, t in x.items() if port not in PAGED.values()}
 
 
@@ -257,13 +258,13 @@ class _Call:
         return empty, empty
 
 
-def _call(torch, asked: Asked, x, scale: float, extra: bool, searched: bool = False) -> _Call:
+def _call(torch, options: SdpaOptions, x, scale: float, extra: bool, searched: bool = False) -> _Call:
     """Operands of a kernel. searched: whether to find rows that attend to nothing within sequences, too."""
-    causal = asked.band is not None and asked.band.right is not None
-    if asked.band is not None:
-        return _Call(x, None, None, causal, asked.band, scale, extra)
-    masks = seen(torch, x, asked.attributes, x["q"], x["k"].shape[2])
-    shift = _drawn(torch, x, masks.of_columns)
+    causal = options.band is not None and options.band.right is not None
+    if options.band is not None:
+        return _Call(x, None, None, causal, options.band, scale, extra)
+    masks = seen(torch, x, options.attributes, x["q"], x["k"].shape[2])
+    shift = _materialized(torch, x, masks.of_columns)
     # The bias masks columns alone, not rows after a sequence's end: so it is the same for all rows, and small.
     attending = masks.rows
     if searched:
@@ -280,7 +281,7 @@ def _call(torch, asked: Asked, x, scale: float, extra: bool, searched: bool = Fa
     return _Call(x, whole, attending, False, None, scale, extra)
 
 
-def _drawn(torch, x, masks):
+def _materialized(torch, x, masks):
     """The bias in memory that kernels can read, with -infinity at masked scores."""
     bias, columns = x.get("bias"), x["k"].shape[2]
     if bias is not None and not masks and _readable(bias, columns):
@@ -288,18 +289,18 @@ def _drawn(torch, x, masks):
     parts = [t.shape for t in (*masks, bias) if t is not None]
     extents = torch.broadcast_shapes((1, 1, 1, columns), *parts)
     room = -(-columns // _BIAS) * _BIAS
-    drawn = x["q"].new_zeros((*extents[:3], room))[..., :columns]
+    made = x["q"].new_zeros((*extents[:3], room))[..., :columns]
     if bias is not None:
-        drawn.copy_(bias)
+        made.copy_(bias)
     for mask in masks:
-        drawn.masked_fill_(~mask, -math.inf)
-    return drawn
+        made.masked_fill_(~mask, -math.inf)
+    return made
 
 
 def _readable(bias, columns: int) -> bool:
-    apart = [s for e, s in zip(bias.shape[:3], bias.stride()[:3], strict=True) if e > 1]
+    strides = [s for e, s in zip(bias.shape[:3], bias.stride()[:3], strict=True) if e > 1]
     whole = bias.shape[3] == columns and not columns % _BIAS and bias.stride(3) == 1
-    return whole and not any(s % _TOGETHER for s in apart) and not bias.data_ptr() % _BYTES
+    return whole and not any(s % _TOGETHER for s in strides) and not bias.data_ptr() % _BYTES
 
 
 def _fitted(torch, call: _Call, port: str, found, extents):
@@ -315,12 +316,12 @@ def _fitted(torch, call: _Call, port: str, found, extents):
     return torch.where(call.attending, found, 0.0 if port == "O" else -math.inf)
 
 
-def _kernel(torch, asked: Asked, x, of_bias: bool) -> tuple[Callable, Callable]:
+def _kernel(torch, options: SdpaOptions, x, of_bias: bool) -> tuple[Callable, Callable]:
     """Functions that call the forward and backward kernels; torch chooses if several can be used."""
     q, k = x["q"], x["k"]
     if not q.is_cuda:
         return _cpu, _cpu_backward
-    call = _call(torch, asked, x, 1.0, False)
+    call = _call(torch, options, x, 1.0, False)
     if call.band is not None and not call.band.plain:
         return _banded, _banded_backward
     if not of_bias:

@@ -30,14 +30,14 @@ class TorchView:
 class TorchCall:
     """A call of torch that does the work of some nodes.
 
-    seen: its tensors, written ones last.
+    views: its tensors, written ones last.
     numbers: scalars whose value execute gives. They are passed as floats.
     bind: makes a function of the module torch and the tensors, which does the work, given the numbers. Tensors are
         bound once for all calls with the same addresses.
     settings: torch's settings and their values during the call (``settings``).
     """
 
-    seen: tuple[TorchView, ...]
+    views: tuple[TorchView, ...]
     bind: Callable[..., Callable[..., object]]
     numbers: tuple[TensorId, ...] = ()
     settings: tuple[tuple[tuple[str, str], object], ...] = ()

@@ -24,7 +24,7 @@ class Window:
     stride, dilation: of each spatial axis.
     before, after: padding of each spatial axis.
     groups: number of groups of channels.
-    turned: whether the weight is flipped along its spatial axes.
+    flipped: whether the weight is flipped along its spatial axes.
     widened: whether operands are copied to float32 first, and multiplied as TF32.
     rounded: the type that the result is rounded to; None if it is computed in the output's type.
     direct: whether torch may write to the output in place.
@@ -35,7 +35,7 @@ class Window:
     after: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    turned: bool
+    flipped: bool
     widened: bool
     rounded: data_type | None
     direct: bool
@@ -111,27 +111,27 @@ def _padded(torch, window: Window, image):
     return torch.nn.functional.pad(image, [n for pair in reversed([*sides]) for n in pair]) if window.uneven else image
 
 
-def _turned(window: Window, weight):
-    return weight.flip(*range(2, weight.dim())) if window.turned else weight
+def _flipped(window: Window, weight):
+    return weight.flip(*range(2, weight.dim())) if window.flipped else weight
 
 
 def _fprop(window: Window, torch, image, weight, out) -> Callable[[], object]:
     w, none = window, [0] * len(window.stride)
     if image.is_cuda:
         convolved = torch.cudnn_convolution
-        told = (w.padding, w.stride, w.dilation, w.groups, False, True, w.widened)
+        arguments = (w.padding, w.stride, w.dilation, w.groups, False, True, w.widened)
     else:
         convolved = torch.ops.aten.convolution
-        told = (None, w.stride, w.padding, w.dilation, False, none, w.groups)
-    if w.direct and not (w.widened or w.uneven or w.turned):
-        return partial(convolved, image, weight, *told, out=out)
+        arguments = (None, w.stride, w.padding, w.dilation, False, none, w.groups)
+    if w.direct and not (w.widened or w.uneven or w.flipped):
+        return partial(convolved, image, weight, *arguments, out=out)
 
     def run() -> None:
-        x, taps = _padded(torch, w, _wide(w, image)), _turned(w, _wide(w, weight))
+        x, taps = _padded(torch, w, _wide(w, image)), _flipped(w, _wide(w, weight))
         if w.direct:
-            convolved(x, taps, *told, out=out)
+            convolved(x, taps, *arguments, out=out)
         else:
-            _store(torch, w, out, convolved(x, taps, *told))
+            _store(torch, w, out, convolved(x, taps, *arguments))
 
     return run
 
@@ -149,12 +149,12 @@ def _dgrad(window: Window, torch, loss, weight, out) -> Callable[[], object]:
     inner = [slice(before, before + extent) for before, extent in zip(w.before, out.shape[2:], strict=True)]
     if loss.is_cuda:
         convolved = torch.cudnn_convolution_transpose
-        told = (w.padding, left, w.stride, w.dilation, w.groups, False, True, w.widened)
+        arguments = (w.padding, left, w.stride, w.dilation, w.groups, False, True, w.widened)
     else:
-        convolved, told = torch.convolution, (None, w.stride, w.padding, w.dilation, True, left, w.groups)
+        convolved, arguments = torch.convolution, (None, w.stride, w.padding, w.dilation, True, left, w.groups)
 
     def run() -> None:
-        made = convolved(_wide(w, loss), _turned(w, _wide(w, weight)), *told)
+        made = convolved(_wide(w, loss), _flipped(w, _wide(w, weight)), *arguments)
         _store(torch, w, out, made[(..., *inner)] if w.uneven else made)
 
     return run
@@ -162,14 +162,14 @@ def _dgrad(window: Window, torch, loss, weight, out) -> Callable[[], object]:
 
 def _wgrad(window: Window, torch, image, loss, out) -> Callable[[], object]:
     w, none = window, [0] * len(window.stride)
-    told = (None, w.stride, w.padding, w.dilation, False, none, w.groups, (False, True, False))
+    arguments = (None, w.stride, w.padding, w.dilation, False, none, w.groups, (False, True, False))
 
     def run() -> None:
         x, y = _padded(torch, w, _wide(w, image)), _wide(w, loss)
         # Torch reads only shape and type of the weight.
         weight = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
-        made = torch.ops.aten.convolution_backward.default(y, x, weight, *told)[1]
-        _store(torch, w, out, _turned(w, made))
+        made = torch.ops.aten.convolution_backward.default(y, x, weight, *arguments)[1]
+        _store(torch, w, out, _flipped(w, made))
 
     return run
 

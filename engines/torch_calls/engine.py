@@ -53,7 +53,7 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         node = core(facts.subgraph)
         if node.op_name in ATTENTION and device.sm < FIRST_SM:
             return No(f"{node} needs SM{FIRST_SM} or newer; {device} is SM{device.sm}")
-        found = made(facts.subgraph)
+        found = torch_call(facts.subgraph)
         return found if isinstance(found, No) else None
 
     def notes(self, facts: ProductFacts, knobs: NoKnobs, device: Device) -> tuple[str, ...]:
@@ -67,11 +67,11 @@ class TorchEngine(Engine[ProductFacts, NoKnobs]):
         return frozenset({numerical_note.TENSOR_CORE} if narrow else ())
 
     def prepare(self, facts: ProductFacts, knobs: NoKnobs, device: Device, site: Site) -> Prepared:
-        call = made(facts.subgraph)
+        call = torch_call(facts.subgraph)
         assert isinstance(call, TorchCall)
         if device.here:
             _check_torch(core(facts.subgraph))
-        arguments = (*(Address(seen.tensor) for seen in call.seen), *map(HostScalar, call.numbers))
+        arguments = (*(Address(view.tensor) for view in call.views), *map(HostScalar, call.numbers))
         frozen = FrozenCall(arguments, by_address(call, device, site.current_stream, site.torch_setting))
         return Prepared(lambda dependent: frozen, undependable="torch starts its kernels")
 
@@ -86,7 +86,7 @@ def _check_torch(node: Node) -> None:
         raise GraphNotSupportedError(f"{node}: torch {torch.__version__} has no cuDNN")
 
 
-def made(facts: Subgraph) -> TorchCall | No:
+def torch_call(facts: Subgraph) -> TorchCall | No:
     """Torch's call for a product and the nodes after it, or the first reason why there is none."""
     return CALLS[core(facts).op_name](facts)
 
@@ -99,7 +99,7 @@ def by_address(
     current_stream, setting: as in ``Site``."""
     ready: Ready | None = None
     known: dict[tuple[float, ...], Callable[..., object]] = {}
-    count = len(call.seen)
+    count = len(call.views)
 
     def bound(addresses: tuple[float, ...]) -> Callable[..., object]:
         nonlocal ready
@@ -107,7 +107,7 @@ def by_address(
         ready = ready or Ready.of(call, setting)
         if len(known) >= _KEPT:
             known.clear()
-        tensors = views(ready.torch, call.seen, addresses, device)
+        tensors = tensors_at(ready.torch, call.views, addresses, device)
         known[addresses] = run = ready.hold(call.bind(ready.torch, *tensors))
         return run
 
@@ -141,14 +141,14 @@ class Ready:
         return Ready(torch, holding(setting, call.settings))
 
 
-def views(torch, seen: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
+def tensors_at(torch, found: tuple[TorchView, ...], addresses: tuple[float, ...], device: Device) -> list[object]:
     """Tensors on the memory at these addresses, which callers keep alive."""
     with torch.inference_mode(False):  # otherwise calls outside of that mode could not write to them
-        return [_view(torch, s, int(address), device) for s, address in zip(seen, addresses, strict=True)]
+        return [_view(torch, view, int(address), device) for view, address in zip(found, addresses, strict=True)]
 
 
-def _view(torch, seen: TorchView, address: int, device: Device):
-    dtype = getattr(torch, seen.dtype.facts.torch)
-    if not seen.nbytes:
-        return torch.empty(seen.dim, dtype=dtype, device=device.memory)
-    return memory.wrap(torch, address, seen.nbytes, device).view(dtype).as_strided(seen.dim, seen.stride)
+def _view(torch, view: TorchView, address: int, device: Device):
+    dtype = getattr(torch, view.dtype.facts.torch)
+    if not view.nbytes:
+        return torch.empty(view.dim, dtype=dtype, device=device.memory)
+    return memory.wrap(torch, address, view.nbytes, device).view(dtype).as_strided(view.dim, view.stride)

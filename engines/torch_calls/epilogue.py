@@ -12,14 +12,14 @@ _PLAIN_RELU = {"negative_slope": 0.0, "lower_clip": 0.0, "upper_clip": math.inf}
 
 
 @dataclass(frozen=True)
-class Following:
+class Epilogue:
     """An addition of a bias, which is a vector. relu: whether a ReLU follows."""
 
     bias: TorchView
     relu: bool
 
 
-def following(facts: Subgraph, product: Node, dtype: data_type) -> Following | No:
+def epilogue(facts: Subgraph, product: Node, dtype: data_type) -> Epilogue | No:
     """The addition after a matrix product, and a ReLU if there is one more node; No with the first reason against them.
 
     dtype: of the product's operands, which bias and result must have, too."""
@@ -50,4 +50,4 @@ def following(facts: Subgraph, product: Node, dtype: data_type) -> Following | N
     for t in (bias, result):
         if t.dtype is not dtype:
             return No(f"{t} is not of {dtype.name}, as what is multiplied; accepted: a bias and a result of that type")
-    return Following(TorchView.of(bias, (columns,), (bias.stride[-1],)), bool(after))
+    return Epilogue(TorchView.of(bias, (columns,), (bias.stride[-1],)), bool(after))

@@ -9,7 +9,7 @@ from graphfuse.base import rounding
 from graphfuse.base.dtypes import data_type
 from graphfuse.contract.engine import No
 from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied, unfit
-from graphfuse.engines.torch_calls.epilogue import following
+from graphfuse.engines.torch_calls.epilogue import epilogue
 from graphfuse.engines.torch_calls.settings import EXACT_PRODUCTS
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph
 from graphfuse.patterns.epilogues import core
@@ -25,29 +25,29 @@ def matmul(facts: Subgraph) -> TorchCall | No:
     if why := multiplied(a, b) or unfit(c):
         return No(why)
     batch, folded = _batch(a, b, c)
-    after = following(facts, node, a.dtype) if nodes[-1] is not node else None
+    after = epilogue(facts, node, a.dtype) if nodes[-1] is not node else None
     if isinstance(after, No):
         return after
     if after and batch:
         return No(f"{node} has batches, and torch adds no bias to their products; accepted: {node} alone")
-    a_seen, c_seen = (_matrices(t, n, batch, folded) for n, t in ((_A, a), (_C, c)))
-    b_seen = _matrices(b, _B, batch, None)
+    a_view, c_view = (_matrices(t, n, batch, folded) for n, t in ((_A, a), (_C, c)))
+    b_view = _matrices(b, _B, batch, None)
     # A result of another type than the operands is computed in float32, and then rounded.
     made = c.dtype if c.dtype is a.dtype else data_type.FLOAT
     product = {0: "mm", 1: "bmm"}.get(len(batch), "each")
     bind = partial(
         _bind, product, made is a.dtype, None if made is c.dtype else c.dtype, after is not None and after.relu
     )
-    read = (a_seen, b_seen) if after is None else (a_seen, b_seen, after.bias)
-    return TorchCall((*read, c_seen), bind, settings=EXACT_PRODUCTS[a.dtype])
+    read = (a_view, b_view) if after is None else (a_view, b_view, after.bias)
+    return TorchCall((*read, c_view), bind, settings=EXACT_PRODUCTS[a.dtype])
 
 
 def _operand(facts: Subgraph, node: Node, port: str) -> FrozenTensor:
     """An operand of the product. If a transpose among the nodes makes it, its input with permuted axes."""
     tensors, read = facts.graph.tensors, node.input(port)
-    for turning in facts.nodes:
-        if turning.op_name == "transpose" and turning.output("output") == read:
-            t, order = tensors[turning.input("input")], turning.attribute("permutation")
+    for transpose in facts.nodes:
+        if transpose.op_name == "transpose" and transpose.output("output") == read:
+            t, order = tensors[transpose.input("input")], transpose.attribute("permutation")
             return replace(t, dim=tuple(t.dim[axis] for axis in order), stride=tuple(t.stride[axis] for axis in order))
     return tensors[read]
 

@@ -139,26 +139,26 @@ def _passes(torch, band: SequenceBand, q: Starts, k: Starts, of_q, of_k) -> list
     return [causal, Pass.of(torch, q, k, middle, q.ends(torch, of_q), k.ends(torch, of_k), SequenceBand())]
 
 
-def bound(torch, asked, memory: Mapping, given: Mapping, offsets: Mapping) -> Callable[..., None]:
+def bound(torch, options, memory: Mapping, given: Mapping, offsets: Mapping) -> Callable[..., None]:
     """Function that computes attention or its gradients, given the scale if execute gives it.
 
-    asked: options (``attention.Asked``). memory, given: tensors that are read and written, by port. offsets: ragged
+    options: ``attention.SdpaOptions``. memory, given: tensors that are read and written, by port. offsets: ragged
     offsets, by port of their tensor.
     """
 
     def run(*number: float) -> None:
         x = dict(memory)
         if PAGED.values() & x.keys():
-            of_q = asked.ragged.get("q")
+            of_q = options.ragged.get("q")
             # Only the extents of q are used.
             q = x["q"] if of_q is None else x["q"].as_strided(of_q.dim, (0, *of_q.stride[HEADS:]))
-            x["k"], x["v"] = gathered(torch, x | {"q": q}, asked.attributes)
-        layout = _RowLayout(torch, asked.ragged, offsets, x)
+            x["k"], x["v"] = gathered(torch, x | {"q": q}, options.attributes)
+        layout = _RowLayout(torch, options.ragged, offsets, x)
         q, k = (layout.starts(port, x[port]) for port in ("q", "k"))
-        passes = _passes(torch, asked.sequences, q, k, *(layout.each(lengths(x, of)) for of in ("q", "kv")))
+        passes = _passes(torch, options.sequences, q, k, *(layout.each(lengths(x, of)) for of in ("q", "kv")))
         read = (port for port in ("q", "k", "v", "o", "dO", "stats") if port in x)
         rows = {port: layout.read(port, x[port], k if port in _OF_K else q) for port in read}
-        scale = number[0] if number else asked.scale
+        scale = number[0] if number else options.scale
         # The kernel treats a single row of q, and windows that are wider than k, in another way.
         longest = max(q.longest, 2), max(q.longest, k.longest)
         made = (_backward if "dO" in x else _forward)(torch, passes, rows, longest, scale)

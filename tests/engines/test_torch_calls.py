@@ -330,7 +330,7 @@ def test_masks_that_torch_has_kernels_for():
 def test_what_nothing_reads_is_not_made():
     case = Drawn()
     attention(case, generate_stats=True)
-    assert [s.dtype for s in calls.made(case.facts()).seen] == [BF16] * 4
+    assert [s.dtype for s in calls.torch_call(case.facts()).views] == [BF16] * 4
     case = Drawn()
     case.g = graphs.new(intermediate_data_type=BF16, intermediate_rounding="declared")
     q = case.read(values(2, 4, 10, 16), "q")
@@ -386,10 +386,10 @@ def test_the_callers_modes_change_nothing(mode):
     case = Drawn()
     y, _ = product(case, "none", FLOAT)
     case.write(y, torch.empty(8, 6), dtype=FLOAT)
-    call, facts = calls.made(case.facts()), case.facts()
+    call, facts = calls.torch_call(case.facts()), case.facts()
     names = {t.id: t.name for t in facts.graph.tensors}
     run = calls.by_address(call, CPU, lambda device: 0, torch_private.setting)
-    addresses = [case.pack[names[s.tensor]].data_ptr() for s in call.seen]
+    addresses = [case.pack[names[s.tensor]].data_ptr() for s in call.views]
     with mode():
         run(0, *addresses)
     for _ in range(2):

@@ -23,7 +23,7 @@ def test_products_of_batches(batch, dtype):
     y, axes = product(case, batch, dtype)
     exact = exactly(case)
     case.write(y, torch.empty(exact.shape, dtype=TORCH[dtype]), dtype=dtype)
-    assert len(calls.made(case.facts()).seen[0].dim) == 2 + axes
+    assert len(calls.torch_call(case.facts()).views[0].dim) == 2 + axes
     hold(case.run(), exact, dtype)
 
 
@@ -64,7 +64,7 @@ def test_operands_that_nodes_transpose_are_read_where_they_lie(turned, bias, sha
     case.write(y, torch.empty(exact.shape, dtype=torch.bfloat16))
     (region, *_), _ = regions(case)
     assert len(region.subgraph.nodes) == len(turned) + 1 + bias
-    assert {seen.tensor for seen in calls.made(region.subgraph).seen[:2]} <= {*region.subgraph.inputs}
+    assert {seen.tensor for seen in calls.torch_call(region.subgraph).views[:2]} <= {*region.subgraph.inputs}
     hold(case.run(), exact)
 
 

@@ -38,11 +38,11 @@ class Drawn:
 
     def run(self, **numbers):
         facts = self.facts()
-        call = calls.made(facts)
+        call = calls.torch_call(facts)
         assert isinstance(call, TorchCall), call
         by_id = {t.id: self.pack.get(t.name) for t in facts.graph.tensors}
         names = {t.id: t.name for t in facts.graph.tensors}
-        addresses = [by_id[seen.tensor].data_ptr() for seen in call.seen]
+        addresses = [by_id[seen.tensor].data_ptr() for seen in call.views]
         calls.by_address(call, CPU, lambda device: 0, torch_private.setting)(
             0, *addresses, *(numbers[names[t]] for t in call.numbers)
         )
