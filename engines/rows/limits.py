@@ -62,25 +62,25 @@ def block_faults(sizes: Iterable[int], piece: int, threads_per_row: int) -> Iter
             )
 
 
-def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int) -> bool:
+def has_own_pairs(pairs: Iterable[Pairs], piece: int, threads_per_row: int, pieces: int) -> bool:
     """True if each thread has two pieces, whose columns are partners in all pairs that are not interleaved."""
     apart = [one for one in pairs if not one.interleaved]
     own = (one.count == threads_per_row * piece and not one.part for one in apart)
-    return bool(apart) and taken == 2 and all(own)
+    return bool(apart) and pieces == 2 and all(own)
 
 
 def pair_faults(
-    pairs: Iterable[Pairs], piece: int, threads_per_row: int, taken: int, exchanges_own: bool = False
+    pairs: Iterable[Pairs], piece: int, threads_per_row: int, pieces: int, exchanges_own: bool = False
 ) -> Iterator[str]:
     """Faults of pairs of columns. Both columns of a pair must be in one lane or in two lanes of a warp.
 
-    taken: pieces of each thread. exchanges_own: whether a thread may have both columns in different pieces. A part with
-    pairs has a power of two of pieces in one warp, for any number of pieces of a thread."""
+    pieces: their number for each thread. exchanges_own: whether a thread may have both columns in different pieces. A
+    part with pairs has a power of two of pieces in one warp, for any number of pieces of a thread."""
     for one in pairs:
-        own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, taken)
+        own = exchanges_own and has_own_pairs(pairs, piece, threads_per_row, pieces)
         if piece > MOST_PAIRED:
             yield f"pieces have {piece} columns; accepted with pairs: up to {MOST_PAIRED}, as a thread has both of each"
-        if taken * piece > MOST_PAIRED and threads_per_row < WARP:
+        if pieces * piece > MOST_PAIRED and threads_per_row < WARP:
             yield f"threads_per_row is {threads_per_row}; accepted with pairs: up to {MOST_PAIRED} columns a thread"
         if one.interleaved and (one.columns % piece or piece % 2):
             yield f"pieces have {counted(piece, 'column')}; accepted: an even divisor of the {one.columns} in pairs"
@@ -92,9 +92,9 @@ def pair_faults(
                     f"threads_per_row is {threads_per_row}, pieces have {counted(piece, 'column')}; accepted for pairs "
                     f"that lie apart in parts of {one.part}: parts that the threads of a row, and of a warp, cover"
                 )
-        elif not one.interleaved and not own and (threads_per_row > WARP or taken > 1):
+        elif not one.interleaved and not own and (threads_per_row > WARP or pieces > 1):
             yield (
-                f"threads_per_row is {threads_per_row}, with {taken} pieces each; accepted for pairs of columns that "
+                f"threads_per_row is {threads_per_row}, with {pieces} pieces each; accepted for pairs of columns that "
                 f"lie apart: up to {WARP}, with one piece" + ", or with two of the same pairs" * exchanges_own
             )
 

@@ -36,7 +36,7 @@ class Split(abc.ABC, Generic[KnobsT]):
         """True if threads have enough registers for their parts of rows."""
 
     @abc.abstractmethod
-    def taken(self, knobs: KnobsT) -> int:
+    def per_thread(self, knobs: KnobsT) -> int:
         """Number of pieces, or chunks, of a row for each thread."""
 
     @abc.abstractmethod
@@ -59,11 +59,11 @@ class Split(abc.ABC, Generic[KnobsT]):
         """Number of passes over a thread's pieces, of as many as it has registers for; a power of two."""
         if self.resident(knobs):
             return 1
-        return 1 << (-(-self.taken(knobs) // self.at_once(knobs)) - 1).bit_length()
+        return 1 << (-(-self.per_thread(knobs) // self.at_once(knobs)) - 1).bit_length()
 
     def steps(self, knobs: KnobsT) -> int:
         """Number of pieces of each thread in one pass."""
-        return -(-self.taken(knobs) // self.passes(knobs))
+        return -(-self.per_thread(knobs) // self.passes(knobs))
 
     def plan(self, knobs: KnobsT) -> PhasePlan:
         """Phase plan of the generated kernel and its arguments."""

@@ -13,7 +13,7 @@ def varying(facts: RowFacts) -> Iterator[tuple[str, View]]:
     yield from (("output", view) for view in facts.program.written_whole)
 
 
-def side_by_side(facts: RowFacts) -> int | None:
+def contiguous_axis(facts: RowFacts) -> int | None:
     """The row axis along which all outputs, and all inputs that vary along it, are contiguous; None if there is none.
 
     If instead all row strides are larger than strided columns, rows are single, and it is the number of row axes."""
@@ -35,17 +35,17 @@ def accepts(role: str, view: View, axis: int) -> bool:
     return view.row_strides[axis] in ((0, 1) if role == "input" else (1,))
 
 
-def turned(facts: RowFacts, axis: int) -> RowFacts:
+def with_axis_last(facts: RowFacts, axis: int) -> RowFacts:
     """The same rows with `axis` as the last row axis. If it is the number of row axes, an axis of extent 1 is added."""
     program = facts.program
     extents = (*facts.row_extents, 1)
     order = [a for a in range(len(facts.row_extents)) if a != axis] + [axis]
 
-    def seen(view: View) -> View:
+    def last(view: View) -> View:
         strides = (*view.row_strides, int(view.rows))
         return replace(view, row_strides=tuple(strides[a] for a in order))
 
-    stores = (replace(s, view=seen(s.view), block_scale=s.block_scale and seen(s.block_scale)) for s in program.stores)
-    sums = (replace(s, view=seen(s.view)) for s in program.sums)
-    seen_program = replace(program, inputs=tuple(map(seen, program.inputs)), stores=tuple(stores), sums=tuple(sums))
-    return replace(facts, row_extents=tuple(extents[a] for a in order), program=seen_program)
+    stores = (replace(s, view=last(s.view), block_scale=s.block_scale and last(s.block_scale)) for s in program.stores)
+    sums = (replace(s, view=last(s.view)) for s in program.sums)
+    made = replace(program, inputs=tuple(map(last, program.inputs)), stores=tuple(stores), sums=tuple(sums))
+    return replace(facts, row_extents=tuple(extents[a] for a in order), program=made)

@@ -59,10 +59,10 @@ def cost(split: AcrossSplit, device: Device) -> Callable[[AcrossKnobs], float]:
         run = min((view.dtype.nbytes(rows) for view in program.read_whole), default=_RUN)
         halvings = max(0, (_RUN // max(run, 1)).bit_length() - 1)
         moved = per_sm * rows * facts.columns * (read + written) * (1 + _SHORT * halvings) / BYTES
-        taken = split.steps(knobs) * passes * split.chunk * split.piece  # elements of a thread
+        elements = split.steps(knobs) * passes * split.chunk * split.piece
         phases = 1 if split.resident(knobs) else len(plan.phases)
-        busy = per_sm * knobs.threads / WARP * each * taken * phases / ISSUED
-        alone = LATENCY * (1 + passes * phases) + _ELEMENT * taken
+        busy = per_sm * knobs.threads / WARP * each * elements * phases / ISSUED
+        alone = LATENCY * (1 + passes * phases) + _ELEMENT * elements
         alone += program.last * _MEETINGS * (_MEETING + _WARP * knobs.threads / WARP) * (knobs.groups > 1)
         return _START + (rounds + _LAST * last) * (longest(moved, busy, alone) + CTA * per_sm)
 

@@ -8,7 +8,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.enums import heur_mode
 from graphfuse.base.wording import counted
 from graphfuse.contract.engine import Constant, Launch, ProblemClass, RowCount
-from graphfuse.engines.rows.across.axes import side_by_side
+from graphfuse.engines.rows.across.axes import contiguous_axis
 from graphfuse.engines.rows.across.cost import cost, usual
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.across.legal import legal, malformed, unfit
@@ -51,7 +51,7 @@ class Across(Schedule[AcrossKnobs]):
         return facts  # the number of neighbouring rows decides how many an access has
 
     def misfit(self, facts: RowFacts) -> str | None:
-        apart = side_by_side(facts) is None
+        apart = contiguous_axis(facts) is None
         return "threads_across, for rows that are no neighbours; accepted: threads_per_row" if apart else None
 
     def propose(self, facts: RowFacts, device: Device, mode: heur_mode) -> Sequence[AcrossKnobs]:

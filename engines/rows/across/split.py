@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan, access
 from graphfuse.contract.engine import ByRows
-from graphfuse.engines.rows.across.axes import side_by_side, turned, varying
+from graphfuse.engines.rows.across.axes import contiguous_axis, varying, with_axis_last
 from graphfuse.engines.rows.across.knobs import AcrossKnobs
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.split import CHUNK, Split
@@ -40,28 +40,28 @@ class AcrossSplit(Split[AcrossKnobs]):
     @lru_cache(maxsize=256)
     def of(cls, facts: RowFacts) -> "AcrossSplit":
         """The split for these facts. Raises ValueError if elements are contiguous along no row axis."""
-        axis = side_by_side(facts)
+        axis = contiguous_axis(facts)
         if axis is None:
             raise ValueError(f"{facts.node}: no row axis along which elements are neighbours")
-        seen = turned(facts, axis)
-        views = [view for _, view in varying(seen)]
-        widest = max((v.dtype.nbytes(1) for v in seen.program.read_whole), default=1)
-        piece = math.gcd(seen.row_extents[-1], ACCESS // widest, *(_aligned(v) for v in views))
+        ordered = with_axis_last(facts, axis)
+        views = [view for _, view in varying(ordered)]
+        widest = max((v.dtype.nbytes(1) for v in ordered.program.read_whole), default=1)
+        piece = math.gcd(ordered.row_extents[-1], ACCESS // widest, *(_aligned(v) for v in views))
         chunk = math.gcd(facts.columns, CHUNK)
-        return cls(seen, piece, chunk, facts.columns // chunk, axis > 0)
+        return cls(ordered, piece, chunk, facts.columns // chunk, axis > 0)
 
     def resident(self, knobs: AcrossKnobs) -> bool:
-        return self.registers(self.taken(knobs), 1) <= available(knobs)
+        return self.registers(self.per_thread(knobs), 1) <= available(knobs)
 
-    def taken(self, knobs: AcrossKnobs) -> int:
+    def per_thread(self, knobs: AcrossKnobs) -> int:
         return -(-self.chunks // knobs.places)
 
     def registers(self, steps: int, passes: int) -> int:
         """Estimated number of registers of a thread."""
         need = self._needs[passes > 1]
-        taken = max(steps * need.first, steps * need.kept + need.later)
+        registers = max(steps * need.first, steps * need.kept + need.later)
         each = self.piece * (need.per_row + need.joined * (steps + passes.bit_length() - 1))
-        return -(-self.chunk * self.piece * taken // 4) + each + need.otherwise
+        return -(-self.chunk * self.piece * registers // 4) + each + need.otherwise
 
     @cached_property
     def _needs(self) -> tuple["_Need", "_Need"]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graphfuse.base.wording import counted
-from graphfuse.engines.rows.across.axes import accepts, side_by_side, varying
+from graphfuse.engines.rows.across.axes import accepts, contiguous_axis, varying
 from graphfuse.engines.rows.across.split import AcrossSplit
 from graphfuse.engines.rows.support import place_reasons
 from graphfuse.patterns.rows import RowFacts
@@ -30,8 +30,8 @@ def own_reasons(facts: RowFacts) -> Iterator[str]:
 
 def layout_reasons(facts: RowFacts) -> Iterator[str]:
     """Reasons against rows that are not contiguous along any axis, and against few rows of many columns."""
-    if side_by_side(facts) is None:
-        yield _apart(facts)
+    if contiguous_axis(facts) is None:
+        yield _axis_reason(facts)
     if facts.columns > max(MOST_COLUMNS, facts.rows):
         yield (
             f"{facts.node}: {counted(facts.rows, 'row')} of {facts.columns} columns that lie apart, too few for "
@@ -39,7 +39,7 @@ def layout_reasons(facts: RowFacts) -> Iterator[str]:
         )
 
 
-def _apart(facts: RowFacts) -> str:
+def _axis_reason(facts: RowFacts) -> str:
     """Why there is no row axis along which all tensors are contiguous."""
     views = list(varying(facts))
     for axis, extent in enumerate(facts.row_extents):

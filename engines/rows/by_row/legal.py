@@ -46,7 +46,7 @@ def unfit(split: ByRowSplit, knobs: ByRowKnobs, device: Device) -> Iterator[str]
     piece = split.piece(knobs)
     pairs = facts.program.all_pairs
     if pairs:
-        yield from pair_faults(pairs, piece, knobs.threads_per_row, split.taken(knobs), True)
+        yield from pair_faults(pairs, piece, knobs.threads_per_row, split.per_thread(knobs), True)
     yield from period_faults(facts.program.periods, piece)
     yield from static_faults(split.static_bytes(knobs))
     if not split.resident(knobs):

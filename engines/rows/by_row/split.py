@@ -63,7 +63,7 @@ class ByRowSplit(Split[ByRowKnobs]):
     def at_once(self, knobs: ByRowKnobs) -> int:
         return max(1, 8 // self.held(1, knobs))
 
-    def taken(self, knobs: ByRowKnobs) -> int:
+    def per_thread(self, knobs: ByRowKnobs) -> int:
         return -(-self.chunks * self.chunk // (knobs.threads_per_row * self.piece(knobs)))
 
     def piece(self, knobs: ByRowKnobs) -> int:
@@ -90,7 +90,7 @@ class ByRowSplit(Split[ByRowKnobs]):
         piece = self.piece(knobs)
         # 16-bit values that are kept both packed and unpacked need three times their registers; long rows have too few.
         unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
-        own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.taken(knobs))
+        own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.per_thread(knobs))
         return _resident_plan(self.facts, piece, unpack_again, own_pairs)
 
 

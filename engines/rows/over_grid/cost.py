@@ -28,7 +28,7 @@ def cost(split: OverGridSplit, device: Device) -> Callable[[OverGridKnobs], floa
         ctas = facts.rows * knobs.ctas_per_row
         on_sm, times = -(-ctas // device.sm_count), 1 if split.resident(knobs) else program.last + 1
         moved = on_sm / knobs.ctas_per_row * (read * times + written) / BYTES
-        elements = split.taken(knobs) * split.piece * times
+        elements = split.per_thread(knobs) * split.piece * times
         busy = on_sm * knobs.threads / WARP * each * elements / ISSUED
         alone = split.passes(knobs) * times * _PASS + elements * _ELEMENT
         met = _MEETING + _WARP * knobs.threads / WARP + _CTA * ctas

@@ -77,4 +77,4 @@ class OverGrid(Schedule[OverGridKnobs]):
 
     def launch(self, facts: RowFacts, knobs: OverGridKnobs) -> Launch:
         made = super().launch(facts, knobs)
-        return replace(made, scratch_bytes=OverGridSplit.of(facts).left_bytes(knobs), cooperative=True)
+        return replace(made, scratch_bytes=OverGridSplit.of(facts).partial_bytes(knobs), cooperative=True)

@@ -48,12 +48,12 @@ class OverGridSplit(Split[OverGridKnobs]):
         return cls(facts, chunk, piece, *registers, *most)
 
     def resident(self, knobs: OverGridKnobs) -> bool:
-        return self.taken(knobs) * self.held <= held_registers(knobs.threads_per_sm)
+        return self.per_thread(knobs) * self.held <= held_registers(knobs.threads_per_sm)
 
     def at_once(self, knobs: OverGridKnobs) -> int:
         return max(1, held_registers(knobs.threads_per_sm) // self.read)
 
-    def taken(self, knobs: OverGridKnobs) -> int:
+    def per_thread(self, knobs: OverGridKnobs) -> int:
         return -(-self.facts.columns // (knobs.threads_per_row * self.piece))
 
     def resident_plan(self, knobs: OverGridKnobs) -> PhasePlan:
@@ -66,7 +66,7 @@ class OverGridSplit(Split[OverGridKnobs]):
     def by_rows(self, knobs: OverGridKnobs) -> ByRows:
         return ByRows(self.facts.rows, 1, knobs.ctas_per_row, outermost=self.facts.row_extents[0])
 
-    def left_bytes(self, knobs: OverGridKnobs) -> int:
+    def partial_bytes(self, knobs: OverGridKnobs) -> int:
         """Bytes of scratch memory for the partial results of all CTAs' lanes. Fewer rows need fewer bytes."""
         return 4 * _PLACES * (self.sums + self.maxima) * WARP * knobs.ctas_per_row * self.facts.rows
 

@@ -78,8 +78,8 @@ def cost(split: PersistentSplit, device: Device) -> Callable[[PersistentKnobs], 
         ahead = knobs.stages - 1 - knobs.delay if knobs.stages > 1 and split.copies_all else 0
         awaited = LATENCY / ahead if ahead else 0.0
         alone += 0.0 if ahead else _ANSWERS * LATENCY * passes
-        taken = longest(moved, busy, alone, awaited)
-        spent = _START + rounds * (taken + CTA * max(1.0, per_sm)) + alone + busy
+        round_time = longest(moved, busy, alone, awaited)
+        spent = _START + rounds * (round_time + CTA * max(1.0, per_sm)) + alone + busy
         spent += _FILLED * ahead * split.stage_bytes(knobs) * max(1.0, per_sm) if ahead else 0.0
         return spent + _PARTIAL * (ctas // knobs.cluster * split.sum_bytes)
 

@@ -65,7 +65,7 @@ def unfit(split: PersistentSplit, knobs: PersistentKnobs, device: Device) -> Ite
         yield f"stages is {knobs.stages}; accepted: 1, as no input of the rows is aligned to 4 bytes"
     pairs = split.facts.program.all_pairs
     if pairs:
-        yield from pair_faults(pairs, split.piece, knobs.threads_per_row, split.taken(knobs), exchanges_own=True)
+        yield from pair_faults(pairs, split.piece, knobs.threads_per_row, split.per_thread(knobs), exchanges_own=True)
     if knobs.delay and not split.can_delay(knobs):
         yield (
             "delay is 1; accepted: 0, but for 3 stages and more, rows of 2 to 16 warps, of which all that is read is "

@@ -81,7 +81,7 @@ class PersistentSplit(Split[PersistentKnobs]):
         )
 
     def resident(self, knobs: PersistentKnobs) -> bool:
-        return self._has_registers(knobs, self.taken(knobs), knobs.stages > 1)
+        return self._has_registers(knobs, self.per_thread(knobs), knobs.stages > 1)
 
     def _has_registers(self, knobs: PersistentKnobs, pieces: int, copied: bool, light: int = LIGHT) -> bool:
         elements = pieces * self.piece
@@ -112,18 +112,19 @@ class PersistentSplit(Split[PersistentKnobs]):
         That requires rows of several warps, whose partial sums each thread can read; prefetched inputs and no other
         kept values; and few elements per thread."""
         warps = knobs.threads_per_row // WARP
-        several = 1 < warps <= _MOST_WARPS and self.taken(knobs) * self.piece <= _MOST_DELAYED
+        several = 1 < warps <= _MOST_WARPS and self.per_thread(knobs) * self.piece <= _MOST_DELAYED
         two_phases = self.facts.program.last == 1 and not self.maxima
         return several and two_phases and knobs.stages > 2 and self.copies_all and not self.keeps
 
     def at_once(self, knobs: PersistentKnobs) -> int:
         return _AT_ONCE
 
-    def taken(self, knobs: PersistentKnobs) -> int:
+    def per_thread(self, knobs: PersistentKnobs) -> int:
         return -(-self.pieces // knobs.threads_per_row)
 
     def resident_plan(self, knobs: PersistentKnobs) -> PhasePlan:
-        own_pairs = has_own_pairs(self.facts.program.all_pairs, self.piece, knobs.threads_per_row, self.taken(knobs))
+        pairs = self.facts.program.all_pairs
+        own_pairs = has_own_pairs(pairs, self.piece, knobs.threads_per_row, self.per_thread(knobs))
         return _resident_plan(self.facts, self.piece, knobs.stages, self._light(knobs), own_pairs)
 
     def _light(self, knobs: PersistentKnobs) -> int:
@@ -133,7 +134,7 @@ class PersistentSplit(Split[PersistentKnobs]):
         if knobs.delay or not self.facts.program.sums:
             return LIGHT
         copied = knobs.stages > 1
-        fits = (k for k in range(LIGHT) if self._has_registers(knobs, self.taken(knobs), copied, k))
+        fits = (k for k in range(LIGHT) if self._has_registers(knobs, self.per_thread(knobs), copied, k))
         return next(fits, LIGHT)
 
     def stage_bytes(self, knobs: PersistentKnobs) -> int:
