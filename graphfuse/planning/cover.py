@@ -40,16 +40,16 @@ class Cover:
 def choose(
     graph: FrozenGraph,
     matches: Sequence[Subgraph],
-    taken: Callable[[int], bool],
+    accepted: Callable[[int], bool],
     most_nodes: bool = False,
     last: int = 0,
     most_steps: int = MOST_STEPS,
 ) -> Cover:
     """The best choice of `matches`. Among choices that save equally, those with earlier matches are preferred.
 
-    taken: returns whether an engine accepts a match; called only for matches that would be chosen. most_nodes: whether
-    the number of covered nodes counts before bytes, for when no engine runs the other nodes. last: the number of
-    matches at the end that are only for nodes that no other match covers; the bytes that these save do not count.
+    accepted: whether an engine accepts a match; called only for matches that would be chosen. most_nodes: whether the
+    number of covered nodes counts before bytes, for when no engine runs the other nodes. last: the number of matches at
+    the end that are only for nodes that no other match covers; the bytes that these save do not count.
     """
     search = _Search(graph, matches, most_nodes, last)
     left, refused, chosen = frozenset(search.convex), set(), None
@@ -57,7 +57,7 @@ def choose(
         found = next(search.ranked(left, most_steps), None)
         if found is None:
             break
-        declined = {m for m in found if not taken(m)}
+        declined = {m for m in found if not accepted(m)}
         if not declined:
             chosen = found
             break
@@ -67,7 +67,7 @@ def choose(
     if chosen is None:
         chosen = []
         for m in sorted(left, key=search.weights.__getitem__, reverse=True):
-            if search.fits(m, chosen) and not search.circle([*chosen, m]) and taken(m):
+            if search.fits(m, chosen) and not search.circle([*chosen, m]) and accepted(m):
                 chosen.append(m)
     waiting = tuple(
         m
@@ -197,12 +197,12 @@ class _Search:
         states: dict[int, tuple[int, tuple]] = {0: (0, ())}
         for first in sorted(starting):
             reached: dict[int, tuple[int, tuple]] = {}
-            for taken, (weight, way) in states.items():
-                taken = taken >> first << first  # no later match has a node before `first`
-                options = [(taken, weight, way)]
+            for covered, (weight, way) in states.items():
+                covered = covered >> first << first  # no later match has a node before `first`
+                options = [(covered, weight, way)]
                 for m in starting[first]:
-                    if not taken & self.nodes[m]:
-                        options.append((taken | self.nodes[m], weight + self.weights[m], (m, way)))
+                    if not covered & self.nodes[m]:
+                        options.append((covered | self.nodes[m], weight + self.weights[m], (m, way)))
                 for nodes, sum_, steps in options:
                     if nodes not in reached or reached[nodes][0] < sum_:
                         reached[nodes] = sum_, steps

@@ -55,7 +55,7 @@ class EngineLookup:
     def proposals(self, engine: Engine, region: Region) -> tuple[object, ...]:
         """Knobs that an engine proposes for a region, the tuned ones first."""
         tunings, mode = store.tunings([engine], self._device), widest(engine)
-        parts = plan.answered(region, engine, self._device, mode, tunings, self._registry.origins, [])
+        parts = plan.parts_of(region, engine, self._device, mode, tunings, self._registry.origins, [])
         return tuple(part.knobs for part in parts)
 
     def knobs_of(self, engine: object) -> list[knob]:

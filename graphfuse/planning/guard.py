@@ -18,7 +18,7 @@ from graphfuse.contract import launch_limits, match, signature
 from graphfuse.contract.engine import Engine, Frozen, FrozenCall, Kernel, Launch, No, Outline, Prepared, Site
 from graphfuse.contract.match import Declined, Match, Pattern, Region
 from graphfuse.op_graph.ir import FrozenGraph, Subgraph
-from graphfuse.planning.registry import FIRST_PARTY, Origin, origin, said, shown
+from graphfuse.planning.registry import FIRST_PARTY, Origin, error_text, origin, safe_repr
 from graphfuse.runtime.handle import current_stream
 from graphfuse.runtime.torch_private import setting
 
@@ -38,7 +38,7 @@ def call(
     except PASSED.get(stage, ()):
         raise
     except (Exception, SystemExit) as error:
-        raise _failure(item, about, stage, f"raised {said(error)}") from error
+        raise _failure(item, about, stage, f"raised {error_text(error)}") from error
 
 
 def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
@@ -52,7 +52,7 @@ def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
             raise
         raise _failure(pattern, graph, "matching", str(error)) from None
     except Exception as error:
-        raise _failure(pattern, graph, "matching", f"raised {said(error)}") from error
+        raise _failure(pattern, graph, "matching", f"raised {error_text(error)}") from error
 
 
 def try_out(part, device: Device) -> None:
@@ -72,7 +72,7 @@ def checked_outline(part, device: Device) -> Outline | Launch:
     engine, about = part.engine, part.region.subgraph
     outline = call(engine, about, "launch", lambda: part.outline)
     if not isinstance(outline, Outline | Launch):
-        raise _failure(engine, about, "launch", f"gave {shown(outline)}; accepted: a Launch")
+        raise _failure(engine, about, "launch", f"gave {safe_repr(outline)}; accepted: a Launch")
     is_launch = isinstance(outline, Launch)
     wrong = call(engine, about, "launch", launch_limits.fault, outline, device, about) if is_launch else None
     if wrong:

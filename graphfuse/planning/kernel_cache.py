@@ -52,7 +52,7 @@ class KernelCache:
         A digest of each kernel detects damage, but no deliberate change of machine code.
         """
         with self._lock:
-            kernels = [_said(arch, code) for (arch, *_), code in self._codes.items()]
+            kernels = [_to_data(arch, code) for (arch, *_), code in self._codes.items()]
         return json_values.text({"version": VERSION, "kernels": kernels})
 
     def deserialize(self, text: str) -> None:
@@ -96,25 +96,25 @@ def _key(arch: str, code: Code) -> tuple[str, ...]:
     return arch, code.name, code.entry, code.source
 
 
-def _said(arch: str, code: Code) -> dict[str, str]:
+def _to_data(arch: str, code: Code) -> dict[str, str]:
     cubin = base64.b64encode(code.cubin).decode()
-    said = {"arch": arch, "name": code.name, "entry": code.entry, "source": code.source, "cubin": cubin}
-    return {**said, "digest": _digest(said)}
+    fields = {"arch": arch, "name": code.name, "entry": code.entry, "source": code.source, "cubin": cubin}
+    return {**fields, "digest": _digest(fields)}
 
 
 def _read(where: str, data: object) -> tuple[tuple[str, ...], Code]:
-    said = {name: str(field(where, data, name, str)) for name in _TEXTS}
-    if field(where, data, "digest", str) != _digest(said):
+    fields = {name: str(field(where, data, name, str)) for name in _TEXTS}
+    if field(where, data, "digest", str) != _digest(fields):
         raise SerializedError(f"{where} is damaged: its digest does not agree")
     try:
-        cubin = base64.b64decode(said["cubin"], validate=True)
+        cubin = base64.b64decode(fields["cubin"], validate=True)
     except binascii.Error as error:
         raise SerializedError(f"{where}: cubin is not in base 64: {error}") from None
-    if said["arch"] != EMULATOR.kind and not cubin.startswith(ELF):
+    if fields["arch"] != EMULATOR.kind and not cubin.startswith(ELF):
         raise SerializedError(f"{where} is no machine code of a GPU")
-    code = Code(said["name"], said["entry"], said["source"], cubin)
-    return _key(said["arch"], code), code
+    code = Code(fields["name"], fields["entry"], fields["source"], cubin)
+    return _key(fields["arch"], code), code
 
 
-def _digest(said: dict[str, str]) -> str:
-    return hashlib.sha256(json_values.text([said[name] for name in _TEXTS]).encode()).hexdigest()
+def _digest(fields: dict[str, str]) -> str:
+    return hashlib.sha256(json_values.text([fields[name] for name in _TEXTS]).encode()).hexdigest()

@@ -100,13 +100,13 @@ class Plan:
     @property
     def behavior_notes(self) -> frozenset[behavior_note]:
         """Behavior notes of the whole plan. Only on CUDA devices, a CUDA graph can capture it."""
-        found = _together([p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
+        found = _joined_notes([p.engine.behavior_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
         return found if self.device.kind == "cuda" else found - {behavior_note.SUPPORTS_CUDA_GRAPH_NATIVE_API}
 
     @property
     def numerical_notes(self) -> frozenset[numerical_note]:
         """Numerical notes of the whole plan."""
-        return _together([p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
+        return _joined_notes([p.engine.numerical_notes_of(p.facts, p.knobs, self.device) for p in self.parts])
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Plan:
         )
 
 
-def _together(notes: Sequence[frozenset[NoteT]]) -> frozenset[NoteT]:
+def _joined_notes(notes: Sequence[frozenset[NoteT]]) -> frozenset[NoteT]:
     """Notes of a plan whose parts have these notes."""
     missing = {note for note in _OF_ALL if not all(note in of for of in notes)}
     return frozenset(note for of in notes for note in of if note not in missing)
@@ -201,15 +201,15 @@ def propose(
         found: list[Part] = []
         for engine in some:
             asks_last = engine.name in last and facts_for(engine, region) is not None
-            other = taker(region.subgraph, region.pattern) if asks_last else None
+            other = other_engine(region.subgraph, region.pattern) if asks_last else None
             if other is None:
-                found += answered(region, engine, device, mode, tunings, origins, verdicts)
+                found += parts_of(region, engine, device, mode, tunings, origins, verdicts)
             else:
                 verdicts.append(Verdict(region, engine.name, No(f"it was not asked, as {other} takes these nodes")))
         return found
 
     @cache
-    def taker(nodes: Subgraph, pattern: str) -> str | None:
+    def other_engine(nodes: Subgraph, pattern: str) -> str | None:
         """The first engine that accepts these nodes as a region of another pattern; None if there is none."""
         for region in regions:
             for e in engines if region.subgraph == nodes and region.pattern != pattern else ():
@@ -247,11 +247,11 @@ def propose(
         sets = [r.subgraph for r in regions]
         chosen = cover.choose(graph, sets, lambda n: bool(fused(sets[n])), most_nodes, sum(r.last for r in regions))
         verdicts += [Verdict(regions[n], "planning", _CIRCLE) for n in chosen.waiting]
-        taken = {sets[n]: fused(sets[n]) for n in chosen.chosen}
+        options_of = {sets[n]: fused(sets[n]) for n in chosen.chosen}
         table: list[list[Part]] = []
         uncovered: list[str] = []
-        for subgraph in blocks(graph, [*taken]):
-            options = taken.get(subgraph)
+        for subgraph in blocks(graph, [*options_of]):
+            options = options_of.get(subgraph)
             if options is None:
                 rest = Region("", subgraph, subgraph)
                 options = ranked(rest, ask(rest, general))
@@ -287,7 +287,7 @@ def facts_for(engine: Engine, region: Region) -> object | None:
     return region.subgraph if engine.facts is Subgraph else None
 
 
-def answered(
+def parts_of(
     region: Region,
     engine: Engine,
     device: Device,

@@ -112,12 +112,12 @@ def origin(item: object) -> Origin | None:
     return _origins.get(id(item))
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An exception as text on one line: its class and message."""
     return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """A value of a plug-in as text, even if its repr raises."""
     try:
         return repr(value)
@@ -147,9 +147,9 @@ class _Kind:
             try:
                 value = getattr(item, name, None)
             except (Exception, SystemExit) as error:
-                return f"its {name} cannot be read: {said(error)}"
+                return f"its {name} cannot be read: {error_text(error)}"
             if not isinstance(value, accepted) or value == "":
-                return f"its {name} is {shown(value)}; accepted: {' or '.join(kind.__name__ for kind in accepted)}"
+                return f"its {name} is {safe_repr(value)}; accepted: {' or '.join(kind.__name__ for kind in accepted)}"
         return None
 
 
@@ -199,7 +199,7 @@ def _installed(wanted: bool, libraries: bool | None) -> Registry:
             state = LOADED if why is None else LEFT_OUT
             rows.append(Listed(kind.name, name, where.distribution, where.version, state, why))
     _origins.update(origins)
-    last, off = (engines.LIBRARIES if libraries is asked else frozenset() for asked in (None, False))
+    last, off = (engines.LIBRARIES if libraries is setting else frozenset() for setting in (None, False))
     return Registry(tuple(found[_PATTERNS]), tuple(found[_ENGINES]), origins, tuple(rows), last, off)
 
 
@@ -216,7 +216,7 @@ def _offered() -> Iterator[tuple[_Kind, metadata.EntryPoint, str | None]]:
             except Exception as error:
                 entry = metadata.EntryPoint("entry_points.txt", "", _ENGINES.group)
                 vars(entry)["dist"] = package
-                yield _ENGINES, entry, f"its entry points cannot be read: {said(error)}"
+                yield _ENGINES, entry, f"its entry points cannot be read: {error_text(error)}"
     for kind in (_PATTERNS, _ENGINES):
         group = [entry for entry in offered if entry.group == kind.group]
         for entry in sorted(group, key=lambda e: (e.name, _origin(e).distribution)):
@@ -237,11 +237,11 @@ def _loaded(kind: _Kind, entry: metadata.EntryPoint) -> Iterator[tuple[object, s
     try:
         loaded = entry.load()
     except (Exception, SystemExit) as error:
-        yield None, f"{where} failed to load: {said(error)}"
+        yield None, f"{where} failed to load: {error_text(error)}"
         return
     for item in loaded if isinstance(loaded, tuple | list) else (loaded,):
         if not isinstance(item, kind.of):
-            yield None, f"{where} must give {kind.of.__name__} objects, got {shown(item)}"
+            yield None, f"{where} must give {kind.of.__name__} objects, got {safe_repr(item)}"
         else:
             yield item, kind.fault(item)
 

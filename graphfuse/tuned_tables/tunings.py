@@ -56,12 +56,12 @@ class Tunings:
         every = (*self.own, *self.first_party)
         known = [e for e in every if e.engine == name and e.source.arch == chip and e.key == key]
         for entry in (e for e in known if e.rows == problem.rows):
-            yield entry.knobs, said(entry)
+            yield entry.knobs, origin_text(entry)
             for other in entry.others if mode is heur_mode.B else ():
-                yield other.knobs, said(entry)
+                yield other.knobs, origin_text(entry)
         near = [e for e in known if 0 < _apart(e, problem) <= math.log(problem.within)]
         for entry in sorted(near, key=lambda e: _apart(e, problem))[:1]:
-            yield entry.knobs, f"{said(entry)}, for {counted(entry.rows, 'row')}"
+            yield entry.knobs, f"{origin_text(entry)}, for {counted(entry.rows, 'row')}"
 
 
 def arch(device: Device) -> str:
@@ -69,7 +69,7 @@ def arch(device: Device) -> str:
     return f"sm_{device.sm}"
 
 
-def said(entry: TunedEntry) -> str:
+def origin_text(entry: TunedEntry) -> str:
     """Origin of an entry as text."""
     source = entry.source
     return {

@@ -16,7 +16,7 @@ from graphfuse.planning.planner import Planner
 from graphfuse.runtime import buffers, record
 from graphfuse.tuned_tables import store
 from graphfuse.tuned_tables.entry import Source, Timed, TunedEntry
-from graphfuse.tuned_tables.tunings import arch, said
+from graphfuse.tuned_tables.tunings import arch, origin_text
 from graphfuse.tuning.report import BEST, PartReport, Trial, TuningReport
 from graphfuse.tuning.search import search
 from graphfuse.tuning.workbench import Workbench, reference, tunable
@@ -123,7 +123,7 @@ class _Tuned:
     def _why(self, rank: int, made: Source) -> str:
         if rank:
             return "the fastest of those timed that the workspace has room for"
-        return said(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
+        return origin_text(self.entry(made)) if self.sure else "the fastest of those timed, which were not all"
 
 
 def _allowed(
