@@ -2,6 +2,7 @@
 
 import abc
 import math
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from graphfuse.codegen.phase_plan import ACCESS, PhasePlan
@@ -20,6 +21,12 @@ def chunked(facts: RowFacts) -> tuple[int, bool]:
     chunk = math.gcd(facts.columns, CHUNK)
     whole = (*facts.program.read_whole, *facts.program.written_whole)
     return chunk, chunk == CHUNK and max((view.dtype.nbytes(chunk) for view in whole), default=0) > ACCESS
+
+
+@lru_cache(maxsize=1024)
+def phase_plan(facts: RowFacts, piece: int, **options: int) -> PhasePlan:
+    """Phase plan of resident rows, which is cached. options: other fields of ``PhasePlan``."""
+    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, resident=True, **options)
 
 
 class Split(abc.ABC, Generic[KnobsT]):

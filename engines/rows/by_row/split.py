@@ -7,7 +7,7 @@ from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.by_row.knobs import ByRowKnobs
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
-from graphfuse.engines.rows.split import Split, chunked
+from graphfuse.engines.rows.split import Split, chunked, phase_plan
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -45,7 +45,7 @@ class ByRowSplit(Split[ByRowKnobs]):
     def of(cls, facts: RowFacts) -> "ByRowSplit":
         chunk, halved = chunked(facts)
         chunks = facts.columns // chunk
-        plan = _resident_plan(facts, chunk)
+        plan = phase_plan(facts, chunk)
         # Inputs are processed when they are read, when other values need few registers.
         registers = max(1, -(-chunk * max(plan.held_bytes, plan.read_bytes(0, True) // 2) // 4))
         read_later = sum(plan.read_bytes(p, whole) for p in plan.phases[1:] for whole in (True, False))
@@ -91,12 +91,7 @@ class ByRowSplit(Split[ByRowKnobs]):
         # 16-bit values that are kept both packed and unpacked need three times their registers; long rows have too few.
         unpack_again = self.resident(knobs) and self.steps(knobs) * piece > 40
         own_pairs = has_own_pairs(self.facts.program.all_pairs, piece, knobs.threads_per_row, self.per_thread(knobs))
-        return _resident_plan(self.facts, piece, unpack_again, own_pairs)
-
-
-@lru_cache(maxsize=256)
-def _resident_plan(facts: RowFacts, piece: int, unpack_again: bool = False, own_pairs: bool = False) -> PhasePlan:
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again, own_pairs=own_pairs)
+        return phase_plan(self.facts, piece, unpack_again=unpack_again, own_pairs=own_pairs)
 
 
 def held_registers(threads: int) -> int:

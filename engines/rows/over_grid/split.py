@@ -8,7 +8,7 @@ from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.by_row.split import held_registers
 from graphfuse.engines.rows.limits import WARP
 from graphfuse.engines.rows.over_grid.knobs import OverGridKnobs
-from graphfuse.engines.rows.split import Split, chunked
+from graphfuse.engines.rows.split import Split, chunked, phase_plan
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.steps import Join
 
@@ -39,7 +39,7 @@ class OverGridSplit(Split[OverGridKnobs]):
     def of(cls, facts: RowFacts) -> "OverGridSplit":
         chunk, halved = chunked(facts)
         piece = chunk // 2 if halved else chunk
-        plan = _plan(facts, piece)
+        plan = phase_plan(facts, piece, scratch=True)
         read = max(plan.read_again().read_bytes(phase, True) for phase in plan.phases)
         # Inputs are processed when they are read, when other values need few registers.
         held = max(plan.held_bytes, plan.read_bytes(0, True) // 2)
@@ -57,7 +57,8 @@ class OverGridSplit(Split[OverGridKnobs]):
         return -(-self.facts.columns // (knobs.threads_per_row * self.piece))
 
     def resident_plan(self, knobs: OverGridKnobs) -> PhasePlan:
-        return _plan(self.facts, self.piece, self.resident(knobs) and self.steps(knobs) * self.piece > _UNPACKED)
+        unpack_again = self.resident(knobs) and self.steps(knobs) * self.piece > _UNPACKED
+        return phase_plan(self.facts, self.piece, unpack_again=unpack_again, scratch=True)
 
     def static_bytes(self, knobs: OverGridKnobs) -> int:
         readers = min(_READERS, knobs.ctas_per_row, knobs.threads // WARP)
@@ -69,8 +70,3 @@ class OverGridSplit(Split[OverGridKnobs]):
     def partial_bytes(self, knobs: OverGridKnobs) -> int:
         """Bytes of scratch memory for the partial results of all CTAs' lanes. Fewer rows need fewer bytes."""
         return 4 * _PLACES * (self.sums + self.maxima) * WARP * knobs.ctas_per_row * self.facts.rows
-
-
-@lru_cache(maxsize=256)
-def _plan(facts: RowFacts, piece: int, unpack_again: bool = False) -> PhasePlan:
-    return PhasePlan(facts.program, facts.row_extents, facts.columns, piece, True, unpack_again, scratch=True)

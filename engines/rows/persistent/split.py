@@ -10,7 +10,7 @@ from graphfuse.contract.engine import ByRows
 from graphfuse.engines.rows.kernel import overwritable
 from graphfuse.engines.rows.limits import WARP, has_own_pairs
 from graphfuse.engines.rows.persistent.knobs import PersistentKnobs
-from graphfuse.engines.rows.split import CHUNK, Split
+from graphfuse.engines.rows.split import CHUNK, Split, phase_plan
 from graphfuse.patterns.rows import RowFacts
 from graphfuse.rows.program import RANDOM
 from graphfuse.rows.steps import Join
@@ -194,15 +194,6 @@ def _resident_plan(facts: RowFacts, piece: int, stages: int, light: int, own_pai
     """Phase plan of resident rows.
 
     Inputs are read again where other schedules keep values, so stores that may overwrite inputs are delayed."""
-    plan = PhasePlan(
-        facts.program,
-        facts.row_extents,
-        facts.columns,
-        piece,
-        resident=True,
-        stages=stages,
-        light=light,
-        own_pairs=own_pairs,
-    )
+    plan = phase_plan(facts, piece, stages=stages, light=light, own_pairs=own_pairs)
     late = frozenset(number for _, number in overwritable(facts).difference(plan.overwritable()))
     return replace(plan, program=replace(facts.program, late=late)) if late else plan
