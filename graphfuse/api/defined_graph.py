@@ -274,7 +274,7 @@ class DefinedGraph(Recorded, OpMethods):
 
     def key(self) -> str:
         """A digest of the computation, which does not depend on names and the order of nodes."""
-        return self._need(self._ir, "validate").key()
+        return self.frozen.key()
 
     def query_tensor_attributes_of_uid(self, uid: int) -> Tensor:
         """The tensor with this uid. Raises GraphValidationError if there is none."""

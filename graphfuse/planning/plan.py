@@ -24,8 +24,6 @@ from graphfuse.planning.registry import Origin, Registry
 from graphfuse.tuned_tables.ranking import RANKING, Rank, rank
 from graphfuse.tuned_tables.tunings import Tunings
 
-ALIGNMENT = workspace.ALIGNMENT
-
 MOST_PARTITIONS = 500
 """Number of partitions, those that save most bytes first, that are tried for one that a user's engines run."""
 

@@ -19,6 +19,7 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.patterns.computing import MOST_NORMS
 from graphfuse.planning import plan
 from graphfuse.planning import registry as plugins
+from graphfuse.planning.workspace import ALIGNMENT
 from support import graphs, toys
 from support.graphs import FP4, Norm
 
@@ -106,13 +107,11 @@ def test_what_lives_at_once_never_shares_workspace(data):
     for one, two in itertools.combinations(used, 2):
         together = one[2] <= two[3] and two[2] <= one[3]
         assert not together or one[1] <= two[0] or two[1] <= one[0], (one, two)
-    assert all(low % plan.ALIGNMENT == 0 for low, *_ in used)
+    assert all(low % ALIGNMENT == 0 for low, *_ in used)
     assert best.workspace_bytes == max((high for _, high, *_ in used), default=0)
     sizes = [(high - low, first, last) for low, high, first, last in used]
     at_once = [sum(size for size, first, last in sizes if first <= n <= last) for n in range(len(best.parts))]
-    assert (
-        max(at_once) <= best.workspace_bytes <= sum(-(-size // plan.ALIGNMENT) * plan.ALIGNMENT for size, *_ in sizes)
-    )
+    assert max(at_once) <= best.workspace_bytes <= sum(-(-size // ALIGNMENT) * ALIGNMENT for size, *_ in sizes)
     # Every tensor between two parts has a place, and nothing else has.
     crossing = {t for p in best.parts for t in p.region.subgraph.inputs if graph.tensors[t].virtual}
     assert set(best.placed) == crossing

@@ -11,6 +11,7 @@ from graphfuse.contract.engine import ProblemClass
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning import plan
 from graphfuse.planning.planner import Planner
+from graphfuse.planning.workspace import ALIGNMENT
 from graphfuse.runtime.timing import Time
 from graphfuse.tuned_tables.entry import Source
 from graphfuse.tuning import autotune
@@ -74,7 +75,7 @@ class Scratched(toys.ScratchSolo):
     sizes = (1,)
 
     def launch(self, facts, knobs):
-        return dataclasses.replace(super().launch(facts, knobs), scratch_bytes=knobs.size * plan.ALIGNMENT)
+        return dataclasses.replace(super().launch(facts, knobs), scratch_bytes=knobs.size * ALIGNMENT)
 
     def problem(self, facts):
         return ProblemClass({}, 1)
@@ -82,21 +83,21 @@ class Scratched(toys.ScratchSolo):
 
 def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not():
     g = graphs.new()
-    x = g.tensor([64, plan.ALIGNMENT // 4], name="x")  # between two parts: 64 blocks of float32
+    x = g.tensor([64, ALIGNMENT // 4], name="x")  # between two parts: 64 blocks of float32
     for _ in range(3):
         x = g.relu(x)
     x.set_output()
     planner = Planner(freeze(g), None, toys.solo("relu"), [Scratched(0)])
     planner.create([heur_mode.A])
     base = planner.plans[0]
-    assert len(base.parts) == 3 and base.workspace_bytes == (64 + 64 + 1) * plan.ALIGNMENT
-    limit = base.workspace_bytes + plan.ALIGNMENT
+    assert len(base.parts) == 3 and base.workspace_bytes == (64 + 64 + 1) * ALIGNMENT
+    limit = base.workspace_bytes + ALIGNMENT
 
     def trial(size: int, us: float, status: str) -> Trial:
-        return Trial({"size": size}, status, Time(us, us, us), 3, scratch=size * plan.ALIGNMENT)
+        return Trial({"size": size}, status, Time(us, us, us), 3, scratch=size * ALIGNMENT)
 
     trials = (trial(60, 1.0, BEST), trial(2, 2.0, TIMED), trial(3, 3.0, TIMED), Trial({"size": 4}))
-    made, parts, needs = Source("user", "this", "sm_90"), list(base.parts), [plan.ALIGNMENT] * 3
+    made, parts, needs = Source("user", "this", "sm_90"), list(base.parts), [ALIGNMENT] * 3
     found = autotune._Tuned(parts[0], trials)
     assert all(found.fits(part) for part in parts)
     for place, part in enumerate(parts):
@@ -111,7 +112,7 @@ def test_what_fits_into_the_workspace_at_one_place_is_not_used_where_it_does_not
         "tuned on this this, None",
     ]
     # With no room for any, a part is as it was.
-    assert found.applied(base.parts[1], made, lambda knobs, scratch: False) == (base.parts[1], plan.ALIGNMENT)
+    assert found.applied(base.parts[1], made, lambda knobs, scratch: False) == (base.parts[1], ALIGNMENT)
 
 
 def test_what_a_part_turns_out_to_need_counts_not_what_was_known_before():
