@@ -56,9 +56,9 @@ def matches(pattern: Pattern, graph: FrozenGraph) -> list[Region | Declined]:
 
 
 def try_out(part, device: Device) -> None:
-    """Makes the calls of a part's engine that follow later, and checks its launch. Raises PluginError as ``call`` does.
+    """Calls the functions of a part's engine that running it needs, and checks its launch.
 
-    part: a ``plan.Part``."""
+    part: a ``plan.Part``. Raises PluginError as ``call`` does."""
     engine, about = part.engine, part.region.subgraph
     checked_outline(part, device)
     if origin(engine) is not FIRST_PARTY:

@@ -16,7 +16,7 @@ def varying(facts: RowFacts) -> Iterator[tuple[str, View]]:
 def contiguous_axis(facts: RowFacts) -> int | None:
     """The row axis along which all outputs, and all inputs that vary along it, are contiguous; None if there is none.
 
-    If instead all row strides are larger than strided columns, rows are single, and it is the number of row axes."""
+    It is the number of row axes if rows are single: columns are strided, and rows along all axes are farther apart."""
     views = list(varying(facts))
     several = [axis for axis, extent in enumerate(facts.row_extents) if extent > 1]
     for axis in several:
