@@ -20,7 +20,7 @@ from graphfuse.planning import registry as plugins
 from graphfuse.rows.steps import Join
 from graphfuse.tuned_tables import store
 from graphfuse.tuned_tables.entry import Source, TunedEntry
-from graphfuse.tuned_tables.tunings import Tunings, said
+from graphfuse.tuned_tables.tunings import Tunings, origin_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = sorted((ROOT / "engines").rglob("*.json"))
@@ -62,7 +62,7 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
     for problem, entry in known.items():
         part = benched[problem]
         (first, *_) = tunings.ranked(part.engine, part.facts, device, heur_mode.A)
-        assert (first.why, first.knobs) == (said(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
+        assert (first.why, first.knobs) == (origin_text(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
 
 
 def identity(problem: ProblemClass | TunedEntry) -> str:
