@@ -1,1 +1,1 @@
-"""What every room stands on: errors, data types, enumerations, device facts, settings. Nothing here knows graphs."""
+"""Errors, data types, enumerations, device facts and settings, which every room uses. Nothing here knows graphs."""

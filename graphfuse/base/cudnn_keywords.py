@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 def also(**theirs: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorator of a method: each keyword means the parameter whose name is its value."""
+    """Decorator for methods to accept cuDNN's keywords. theirs: cuDNN's keyword -> name of the parameter."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             for name in theirs.keys() & kwargs.keys():
-                # The object itself is args[0]: a parameter is given where any other stands behind it.
+                # args[0] is `self`. With further positional arguments, the parameter itself may be among them.
                 if len(args) > 1 or theirs[name] in kwargs:
                     raise GraphTypeError(
                         f"{method.__name__}: {name} is cuDNN's name of {theirs[name]}; give one of them"

@@ -1,6 +1,6 @@
-"""Names of cuDNN's frontend (1.32) that are not offered here, each with a substitute, and the error that names it.
+"""Names of cuDNN's frontend (1.32) that graphfuse does not have, each with a substitute, and the errors that name it.
 
-A test fails if a listed name is offered by now.
+A test fails if graphfuse has a listed name.
 """
 
 import enum
@@ -55,8 +55,8 @@ _KERNELS = tuple(
         ("engram|triangle_?mult", "products with torch; norms and gates around them are graphs of their own"),
     )
 )
-"""What takes the place of kernels that cuDNN's frontend has ready-made. They are many, and others with each version:
-families of them, the first that fits."""
+"""Substitutes for ready-made kernels of cuDNN's frontend. Their names change with each version, so patterns match
+families of names; the first match counts."""
 
 PYGRAPH: Mapping[str, str] = {
     **dict.fromkeys(_RECURRENCES, _RECURRENCE),
@@ -83,7 +83,7 @@ MEMBERS: Mapping[str, Mapping[str, str]] = {
     "reduction_mode": {"NOT_SET": "name the mode"},
     "tensor_reordering": {"F16x16": "NONE", "INT8x32": f"NONE; {_VECTORS}"},
 }
-"""Members of enumerations, by the enumeration's name."""
+"""Substitutes for members of enumerations, by the enumeration's name."""
 
 KEYWORDS: Mapping[str, tuple[object, str]] = {
     "sm_count": (None, "kernels are planned for the whole device: leave it out"),
@@ -91,15 +91,15 @@ KEYWORDS: Mapping[str, tuple[object, str]] = {
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
     "in_place_index": (None, "leave it out: no input lies where the output has it"),
 }
-"""Arguments of pygraph's methods that are accepted where they ask for nothing: the value that does, and what takes the
-place of any other."""
+"""Arguments of pygraph's methods that are accepted with one value, which has no effect: that value, and a substitute
+for all others."""
 
 
 class Members(enum.EnumMeta):
-    """The type of enumerations of cuDNN's, whose other members answer with what to use instead."""
+    """Metaclass of cuDNN's enumerations: a member that graphfuse lacks raises an error with its substitute."""
 
     def __getattr__(cls, name: str) -> object:
-        known = getattr(enum.EnumMeta, "__getattr__", None)  # until Python 3.11 it finds the members
+        known = getattr(enum.EnumMeta, "__getattr__", None)  # up to Python 3.11 it looks up the members
         if known is not None:
             try:
                 return known(cls, name)
@@ -109,7 +109,7 @@ class Members(enum.EnumMeta):
 
 
 def refuse_of_module(name: str, owner: object) -> NoReturn:
-    """The error for an attribute of the package that is not there, with a hint for a ready-made kernel, too."""
+    """Raises the error for a missing attribute of the package, with a substitute for a ready-made kernel, too."""
     kernel = next((hint for pattern, hint in _KERNELS if pattern.search(name)), None)
     if kernel is not None and name not in MODULE and not name.startswith("_"):
         raise NotOfferedError(f"graphfuse has no {name!r}, nor others of cuDNN's ready-made kernels; instead: {kernel}")
@@ -117,7 +117,7 @@ def refuse_of_module(name: str, owner: object) -> NoReturn:
 
 
 def refuse(where: str, name: str, instead: Mapping[str, str], owner: object) -> NoReturn:
-    """The error for an attribute that is not there: a typed one with the hint if cuDNN has it."""
+    """Raises NotOfferedError with the substitute if cuDNN has the attribute, else AttributeError."""
     if name in instead:
         raise NotOfferedError(f"{where} has no {name!r}, which cuDNN's frontend has; instead: {instead[name]}")
     raise AttributeError(f"{where} has no attribute {name!r}", name=name, obj=owner)

@@ -1,7 +1,7 @@
-"""The device that an engine plans for: a frozen record, without CUDA calls.
+"""`Device`, a record of the device that an engine plans for. No CUDA calls are made here.
 
-``graphfuse.runtime.device`` fills one in from the driver. ``for_arch`` and ``for_sm`` have the published figures of an
-architecture, so that plans and kernels can be made without the chip.
+``graphfuse.runtime.device`` fills in a record from the driver. ``for_arch`` and ``for_sm`` return the published figures
+of an architecture, so that plans and kernels can be made without the chip.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ class Device:
     kind: "cuda", "cpu", or "emulator", which runs kernels as a GPU does but on CPU memory.
     ordinal: CUDA device number (0 for others).
     compute_capability: (major, minor); (0, 0) for the CPU. Sizes are in bytes: l2_bytes, shared_memory_per_block
-        (opt-in limit), shared_memory_per_sm, memory_bytes (0 where it is not known).
-    here: False for a chip that is described alone. Kernels are compiled for it, and none is loaded.
+        (opt-in limit), shared_memory_per_sm, memory_bytes (0 if unknown).
+    here: False for a chip that this machine lacks. Kernels are compiled for it, but not loaded.
     """
 
     kind: str
@@ -44,26 +44,26 @@ class Device:
 
     @property
     def arch(self) -> str:
-        """The name NVRTC takes, with the suffix that unlocks the chip's own instructions."""
+        """Architecture name for NVRTC, with the suffix that enables the chip's own instructions."""
         return f"sm_{self.sm}{ARCH_SUFFIX.get(self.sm, '')}"
 
     @property
     def runs_kernels(self) -> bool:
-        """True if kernels made with ``codegen.headers`` run there; plain CUDA C++ needs kind "cuda"."""
+        """True if the device runs kernels that include ``codegen.headers``; other CUDA C++ needs kind "cuda"."""
         return self.kind in ("cuda", "emulator")
 
     @property
     def memory(self) -> str:
-        """Name of its memory, as torch has it: "cpu" or "cuda:N"."""
+        """Torch's name of the device whose memory is used: "cpu" or "cuda:N"."""
         return str(self) if self.kind == "cuda" else "cpu"
 
     @property
     def described(self) -> str:
-        """Text for errors that tell one device from another."""
+        """Name of the device in error messages."""
         return f"{self} ({self.name})" if self.here else f"{self.arch} ({self.name}), which is not here"
 
     def check_here(self, graph: str) -> None:
-        """DeviceError unless a graph of this name, which is planned for it, can run."""
+        """Raises DeviceError if this machine lacks the device. graph: name of a graph planned for it."""
         if not self.here:
             raise DeviceError(
                 f"graph {graph!r} is planned for {self.described}; serialize() keeps its plans, and "
@@ -77,13 +77,13 @@ class Device:
 def _host_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # a system that does not tell
+    except (AttributeError, ValueError, OSError):  # the system does not report it
         return 0
 
 
 CPU = Device("cpu", name="CPU", memory_bytes=_host_memory())
 
-# Chips whose arch-specific ("a") instructions the kernels use; others compile plain.
+# Chips whose architecture-specific ("a") instructions the kernels use; others get no suffix.
 ARCH_SUFFIX = {90: "a", 100: "a", 103: "a", 120: "a"}
 
 
@@ -107,11 +107,11 @@ ARCHES = tuple(_ARCHES)
 EMULATOR = dataclasses.replace(
     _ARCHES["sm_90a"], kind="emulator", name="H200 emulated on the CPU", memory_bytes=CPU.memory_bytes, here=True
 )
-"""Plans as an H200 would get them, run by ``graphfuse.emulator``."""
+"""Device with the figures of an H200; ``graphfuse.emulator`` runs its kernels."""
 
 
 def for_arch(arch: str) -> Device:
-    """The record of a chip by architecture name, for planning without one."""
+    """The published record of a chip, by architecture name. Raises SettingError for an unknown one."""
     try:
         return _ARCHES[arch]
     except KeyError:
@@ -119,7 +119,7 @@ def for_arch(arch: str) -> Device:
 
 
 def for_sm(sm: int) -> Device:
-    """The record of a chip by its compute capability as one number (``Device.sm``), likewise."""
+    """The published record of a chip, by compute capability (``Device.sm``). Raises SettingError for an unknown one."""
     found = next((chip for chip in _ARCHES.values() if chip.sm == sm), None)
     if found is None:
         raise SettingError(f"unknown chip SM{sm}; known: {', '.join(str(chip.sm) for chip in _ARCHES.values())}")

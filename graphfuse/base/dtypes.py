@@ -1,6 +1,6 @@
 """The data types of tensors, with cuDNN's names, and the facts about each.
 
-Pure data; it loads neither torch nor CUDA.
+This module loads neither torch nor CUDA.
 """
 
 import enum
@@ -13,12 +13,11 @@ from graphfuse.base.cudnn_names import Members
 
 @dataclass(frozen=True)
 class TypeFacts:
-    """Facts about one data type that the rest of the library needs.
+    """Size, names and range of one data type.
 
-    bits: size of one element. torch / numpy: the name in that library (numpy
-    names beyond numpy's own are those of ml_dtypes). ctype: the element type in
-    generated CUDA C++. max: largest finite value of a float type. integers: smallest
-    and largest value of an integer type. One of the two is None.
+    bits: size of one element. torch, numpy: the name in that library; numpy's includes those of ml_dtypes.
+    ctype: the element type in generated CUDA C++. max: largest finite value of a float type; None for integers.
+    integers: smallest and largest value of an integer type; None for floats.
     """
 
     bits: int
@@ -49,7 +48,7 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
 
     @property
     def facts(self) -> TypeFacts:
-        """Size, names and range; ``ValueError`` for NOT_SET."""
+        """Size, names and range. Raises ValueError for NOT_SET."""
         try:
             return FACTS[self]
         except KeyError:
@@ -65,7 +64,7 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
 
     @property
     def is_wide(self) -> bool:
-        """True if float32 does not hold all values."""
+        """True if float32 cannot represent all values."""
         return self in (data_type.DOUBLE, data_type.INT32, data_type.INT64)
 
     def nbytes(self, elements: int) -> int:
@@ -77,7 +76,7 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
 
 
 def holding(dtypes: set[data_type]) -> data_type:
-    """The type that holds all values of these; of INT64 beside floats, DOUBLE, which does up to 2^53."""
+    """The type that represents all values of `dtypes`. INT64 with floats gives DOUBLE, which is exact up to 2^53."""
     if len(dtypes) == 1:
         return next(iter(dtypes))
     wide = {dtype for dtype in dtypes if dtype.is_wide}
@@ -103,11 +102,11 @@ FACTS: dict[data_type, TypeFacts] = {
 }
 
 FP8 = (data_type.FP8_E4M3, data_type.FP8_E5M2)
-"""Of elements; scales have a type of their own."""
+"""FP8 types of elements. Scales have another one, FP8_E8M0."""
 SMALL_INTEGERS = (data_type.INT8, data_type.UINT8)
-"""Integers of 8 bits, which quantization makes of floats."""
+"""8-bit integers, to which quantization converts floats."""
 SIXTEEN_BITS = (data_type.BFLOAT16, data_type.HALF)
-"""Types of floating-point numbers."""
+"""16-bit floating-point types."""
 
 BY_TORCH_NAME = {facts.torch: dtype for dtype, facts in FACTS.items()}
 BY_NUMPY_NAME = {facts.numpy: dtype for dtype, facts in FACTS.items()}
@@ -125,10 +124,10 @@ def from_foreign(value: object) -> data_type:
 
 
 def fit(value: SupportsFloat, dtype: data_type) -> float:
-    """`value` as a float if a tensor of `dtype` that is passed by value can have it; ValueError says what can.
+    """`value` as a float, checked as the value of a by-value tensor of `dtype`.
 
-    Kernels get such numbers as float32, so DOUBLE and NOT_SET have FLOAT's range. A
-    float type takes what rounds to a finite value of its own, infinities and NaN.
+    Kernels get such numbers as float32, so DOUBLE and NOT_SET have FLOAT's range. A float type accepts infinities, NaN
+    and all that rounds to one of its finite values. Raises ValueError, with what is accepted, for another number.
     """
     facts = FACTS[data_type.FLOAT if dtype in (data_type.NOT_SET, data_type.DOUBLE) else dtype]
     try:
@@ -148,7 +147,7 @@ def fit(value: SupportsFloat, dtype: data_type) -> float:
 
 
 def _overflow(largest: float) -> int:
-    """Least magnitude that rounds out of the type's finite range: half a last place above the largest value."""
+    """Least magnitude that rounds out of the type's finite range: half a ulp above the largest value."""
     whole = int(largest)
     return whole + (whole & -whole) // 2
 

@@ -11,16 +11,16 @@ class _Named(enum.Enum, metaclass=Members):
 
 
 class heur_mode(_Named):  # noqa: N801 - cuDNN's spelling
-    """Mode of the heuristics: the engines that are asked for plans, and how they are ranked."""
+    """Mode of the heuristics: which engines propose plans, and how these are ranked."""
 
     OPENSOURCE = "opensource"  # generated kernels only
-    A = "a"  # generated kernels first, then what runs the rest
-    B = "b"  # as A, with each engine's wider knob space
+    A = "a"  # generated kernels first, then other engines for the rest
+    B = "b"  # as A, with a longer list of knobs from each engine
     FALLBACK = "fallback"  # libraries' engines, and the reference engine, which runs every valid graph
 
 
 class behavior_note(_Named):  # noqa: N801
-    """Behaviour of a plan that callers may have to know of; ``select_behavior_notes`` chooses by it."""
+    """Behaviour of a plan that may matter to callers; ``select_behavior_notes`` filters plans by it."""
 
     RUNTIME_COMPILATION = "runtime_compilation"
     REQUIRES_FILTER_INT8x32_REORDER = "requires_filter_int8x32_reorder"
@@ -30,7 +30,7 @@ class behavior_note(_Named):  # noqa: N801
 
 
 class numerical_note(_Named):  # noqa: N801
-    """Property of a plan that shows in its numbers; ``select_numeric_notes`` chooses by it."""
+    """Property of a plan that affects its results; ``select_numeric_notes`` filters plans by it."""
 
     TENSOR_CORE = "tensor_core"
     DOWN_CONVERT_INPUTS = "down_convert_inputs"
@@ -67,20 +67,20 @@ class tensor_reordering(_Named):  # noqa: N801
 
 
 class reshape_mode(_Named):  # noqa: N801
-    """Place of each element after ``reshape``."""
+    """Order in which ``reshape`` keeps the elements."""
 
-    LOGICAL = "logical"  # in row-major order of indices, whatever strides are
-    VIEW_ONLY = "view_only"  # in the order in which they lie in memory
+    LOGICAL = "logical"  # row-major order of indices, whatever the strides
+    VIEW_ONLY = "view_only"  # order in memory
 
 
 class reduction_mode(_Named):  # noqa: N801
-    """Operation by which ``reduction`` makes one number of several."""
+    """Operation with which ``reduction`` combines elements."""
 
     ADD = "add"
     MUL = "mul"
     MIN = "min"
     MAX = "max"
-    AMAX = "amax"  # of the magnitudes
+    AMAX = "amax"  # maximum of magnitudes
     AVG = "avg"
     NORM1 = "norm1"
     NORM2 = "norm2"
@@ -88,7 +88,7 @@ class reduction_mode(_Named):  # noqa: N801
 
 
 class moe_grouped_matmul_mode(_Named):  # noqa: N801
-    """Places at which ``moe_grouped_matmul`` finds rows, and puts them."""
+    """Where ``moe_grouped_matmul`` reads its rows and writes them."""
 
     NONE = "none"
     GATHER = "gather"
@@ -97,22 +97,22 @@ class moe_grouped_matmul_mode(_Named):  # noqa: N801
 
 
 class convolution_mode(_Named):  # noqa: N801
-    """True if ``conv_fprop`` slides the weight as it is (CROSS_CORRELATION) or turned around (CONVOLUTION)."""
+    """Orientation of the weight in ``conv_fprop``: as given (CROSS_CORRELATION) or flipped (CONVOLUTION)."""
 
     CONVOLUTION = "convolution"
     CROSS_CORRELATION = "cross_correlation"
 
 
 class diagonal_alignment(_Named):  # noqa: N801
-    """Place of the diagonal of ``sdpa``: it begins at the first row and column, or ends at the last ones."""
+    """Alignment of the diagonal of ``sdpa``: it starts at the first row and column, or ends at the last ones."""
 
     TOP_LEFT = "top_left"
     BOTTOM_RIGHT = "bottom_right"
 
 
 class attention_implementation(_Named):  # noqa: N801
-    """Implementation of ``sdpa`` that cuDNN's engine asks cuDNN for."""
+    """Implementation of ``sdpa`` that the cuDNN engine requests from cuDNN."""
 
     AUTO = "auto"  # cuDNN's own choice
-    COMPOSITE = "composite"  # products and softmax, as nodes of their own
+    COMPOSITE = "composite"  # products and softmax, as separate nodes
     UNIFIED = "unified"  # one node

@@ -1,4 +1,4 @@
-"""The exceptions users meet. Each message names the node or tensor, what was given and what is accepted."""
+"""The exceptions that graphfuse raises. Messages name the node or tensor, what was given and what is accepted."""
 
 
 class GraphfuseError(Exception):
@@ -6,8 +6,8 @@ class GraphfuseError(Exception):
 
 
 class GraphNotSupportedError(GraphfuseError, NotImplementedError):
-    """No engine can run the graph, or none of its plans can be prepared; the message lists each candidate with its
-    reason. Engines raise it where one plan cannot be prepared."""
+    """No engine can run the graph, or none of its plans can be prepared. The message lists each candidate with its
+    reason. Engines raise it if they cannot prepare a plan."""
 
 
 class GraphValidationError(GraphfuseError, ValueError):
@@ -23,7 +23,7 @@ class GraphStateError(GraphfuseError, RuntimeError):
 
 
 class NotOfferedError(GraphfuseError, AttributeError):
-    """A name that cuDNN's frontend has and graphfuse has not; the message says what to use instead."""
+    """A name that cuDNN's frontend has and graphfuse lacks; the message says what to use instead."""
 
 
 class SerializedError(GraphfuseError, ValueError):
@@ -43,7 +43,7 @@ class ModelError(GraphfuseError, ValueError):
 
 
 class ModelTypeError(ModelError, TypeError):
-    """An object was given as a model that is none."""
+    """An object was given as a model and is not one."""
 
 
 class WorkspaceError(VariantPackError):
@@ -51,15 +51,15 @@ class WorkspaceError(VariantPackError):
 
 
 class SettingError(GraphfuseError, ValueError):
-    """A device, an environment variable, or an option of the compiler's backend is none of what is accepted."""
+    """A device, environment variable or option of the torch.compile backend has a value that is not accepted."""
 
 
 class HomeNotFoundError(GraphfuseError, OSError):
-    """The user has no home directory, and no variable names a directory in place of one there."""
+    """The user has no home directory, and no environment variable names another one."""
 
 
 class DeviceError(GraphfuseError, RuntimeError):
-    """The requested device is not there, or the driver reported an error."""
+    """The requested device does not exist, or the driver reported an error."""
 
 
 class ToolkitNotFoundError(GraphfuseError, RuntimeError):
@@ -75,29 +75,29 @@ class GraphvizError(GraphfuseError, RuntimeError):
 
 
 class KernelCompileError(GraphfuseError, RuntimeError):
-    """NVRTC, or the emulator's C++ compiler, refused generated source: a bug in an engine, or a compiler that has
-    no room to work in. Attributes `log` and `source` hold all of both."""
+    """NVRTC, or the emulator's C++ compiler, rejected generated source: a bug in an engine, or a compiler that
+    has no room to work in. Attributes `log` and `source` hold both in full."""
 
 
 class KernelFaultError(GraphfuseError, RuntimeError):
-    """A kernel did on the emulator what the machine forbids: a bug in an engine. The message names the place."""
+    """A kernel on the emulator did what a GPU forbids: a bug in an engine. The message names the place."""
 
 
 class RankTimeoutError(GraphfuseError, TimeoutError):
-    """A call over ranks waited for others longer than GRAPHFUSE_RANKS_TIMEOUT says; the message names them. Its memory
-    is not used again."""
+    """A call over ranks waited for others longer than GRAPHFUSE_RANKS_TIMEOUT; the message names them. The memory of
+    the call is not used again."""
 
 
 class MalformedError(GraphfuseError, RuntimeError):
     """An entry of the op table, a row program or a phase plan breaks a rule: a bug in graphfuse or a plug-in, not in a
-    graph. The message names all that is wrong."""
+    graph. The message lists every fault."""
 
 
 class PluginError(GraphfuseError, RuntimeError):
-    """A pattern or engine cannot be used: it raised, or gave what is not accepted. The message says which of whose.
+    """A pattern or engine of a plug-in raised, or returned what is not accepted. The message names both.
 
-    Where that was in a call of it: `distribution`, that it was installed with (None of one that was passed), `plugin`,
-    its name, `stage`, what it was asked, and `nodes`, the names of those that it was asked about.
+    The attributes describe the call, if the fault was in one. distribution: package that installed the plug-in; None if
+    the caller passed it. plugin: its name. stage: what it was called for. nodes: names of the nodes it was called with.
     """
 
     distribution: str | None = None
@@ -107,12 +107,12 @@ class PluginError(GraphfuseError, RuntimeError):
 
 
 class CheckFailedError(GraphfuseError, AssertionError):
-    """``graphfuse.plugin.check`` found a mistake in a plug-in or in what a graph's engines make. The message is the
-    report, which `report` holds as data."""
+    """``graphfuse.plugin.check`` found a mistake in a plug-in or in kernels of a graph. The message is the report, and
+    `report` holds it as data."""
 
     report: object = None
 
 
 class ReferenceEngineWarning(UserWarning):
-    """A call on a device that runs kernels gets the reference engine: results are right, and slow. The message names
+    """A call on a device that runs kernels uses the reference engine: results are right, but slow. The message names
     the function and the reason."""

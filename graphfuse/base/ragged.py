@@ -1,7 +1,7 @@
-"""Where the elements of a ragged tensor lie: one whose batches begin at offsets of their own.
+"""Memory positions of the elements of ragged tensors, whose batches begin at given offsets.
 
-Extents are [batch, heads, rows, columns]. A batch has as many rows as there is room for up to where the next begins,
-and as the extents say at most.
+Extents are [batch, heads, rows, columns]. A batch has as many rows as fit before the next batch begins, at most as many
+as the extents have.
 """
 
 import math
@@ -10,24 +10,25 @@ from dataclasses import dataclass
 Shape = tuple[int, ...]
 
 BATCH, HEADS, ROWS, COLUMNS = range(4)
-"""Axes."""
 
 
 def span(dim: Shape, stride: Shape) -> int:
-    """Elements from the first to one past the last, with all rows that there may be one behind another."""
+    """Elements from the first to one past the last, if all batches have all rows and follow one another."""
     dim = (1, dim[HEADS], dim[BATCH] * dim[ROWS], dim[COLUMNS])
     return 0 if 0 in dim else 1 + sum((e - 1) * s for e, s in zip(dim[HEADS:], stride[HEADS:], strict=True))
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places of elements in memory. In place of a row that a batch does not have stands another that is there, so how
-    much is read and written does not depend on the offsets.
+    """Memory positions of a ragged tensor's elements, in contiguous pieces.
 
-    piece: elements that lie together wherever batches begin.
-    index: of each piece taken, from the first of the memory.
-    of: its batch, head, row and number in the row, each along its axes.
-    rows: of each batch.
+    A row that a batch lacks is replaced by an existing one, so the amount of memory read and written does not depend on
+    the offsets.
+
+    piece: elements that are contiguous wherever batches begin.
+    index: position of each piece, counted in pieces from the start of the memory.
+    of: batch, head, row and number within the row of each piece, each along its own axis.
+    rows: number of rows of each batch.
     """
 
     piece: int
@@ -36,14 +37,14 @@ class Places:
     rows: object
 
     def read(self, memory: object):
-        """The elements; of rows that a batch does not have, others."""
+        """The elements. Rows that a batch lacks have arbitrary values."""
         return self._pieces(memory)[self.index].flatten(-2)
 
     def _pieces(self, memory: object):
         return memory[: memory.numel() // self.piece * self.piece].unflatten(0, (-1, self.piece))
 
     def write(self, memory: object, values: object) -> None:
-        """Puts the rows that each batch has in place. Nothing else is written."""
+        """Writes the rows that each batch has, and nothing else."""
         if memory.device.type == "cpu" and not self.rows.any():
             return
         pieces = self._pieces(memory)
@@ -52,13 +53,13 @@ class Places:
 
 
 def rows(stride: Shape, offsets: object, multiplier: int):
-    """Rows up to where the next batch begins, of each batch. offsets: as of `places`."""
+    """Number of rows of each batch up to the next one. offsets: as in `places`."""
     return (offsets.flatten().long() * multiplier).diff() // stride[ROWS]
 
 
 def places(torch, dim: Shape, stride: Shape, offsets: object, multiplier: int) -> Places:
-    """offsets: where batches begin, and where the last ends, in units of `multiplier` elements."""
-    # Indices of elements would be more bytes than the elements.
+    """Positions of all elements. offsets: begin of each batch and end of the last, in units of `multiplier`."""
+    # Indices are of pieces: those of elements would take more bytes than the elements.
     apart = multiplier, stride[HEADS], stride[ROWS], dim[COLUMNS]
     piece = math.gcd(*apart) if stride[COLUMNS] == 1 else 1
     starts = offsets.reshape(-1, 1, 1, 1).long() * (multiplier // piece)

@@ -1,11 +1,11 @@
-"""Where the elements of a reordered tensor are: F8_128x4, the order in which block-scaled matrix products read scales.
+"""Memory positions in the layout F8_128x4, in which block-scaled matrix products read scales.
 
-Of a tensor with an axis of blocks, by default the last, and rows, all other axes taken together: tiles of 128 rows x 4
-blocks, 512 elements each, row-major; a tile that rows or blocks do not fill is there in full. In a tile, row r and
-block c is element (r % 32) * 16 + (r / 32) * 4 + c (PTX ISA, tcgen05.mma block scaling; cuDNN's
-CUDNN_TENSOR_REORDERING_F8_128x4). So matrices of a batch share a tile where the rows of one do not fill it, but not
-with the extents of `whole_tiles`, which cuDNN's batched products have. Functions get the torch module as `t`, so that
-importing this loads nothing.
+A tensor has an axis of blocks, by default the last; all other axes together are its rows. The layout consists of tiles
+of 128 rows x 4 blocks, 512 elements each, row-major; tiles at the ends are padded. In a tile, row r and block c is
+element (r % 32) * 16 + (r / 32) * 4 + c (PTX ISA, tcgen05.mma block scaling; cuDNN's
+CUDNN_TENSOR_REORDERING_F8_128x4). Matrices of a batch share a tile if the rows of one do not fill it. With the extents
+of `whole_tiles`, which cuDNN's batched products use, they do not. Functions get the torch module as `t`, so that
+importing this module does not load torch.
 """
 
 import math
@@ -15,8 +15,7 @@ _ROWS, _BLOCKS = 128, 4
 
 
 def whole_tiles(dim: Sequence[int], axis: int | None) -> tuple[int, ...]:
-    """Extents that fill tiles, of a tensor with rows along the last axis but `axis`, that of blocks; `dim` where there
-    is none."""
+    """`dim` padded to whole tiles. axis: that of blocks; None returns `dim`. Rows run along the last other axis."""
     if axis is None:
         return tuple(dim)
     rows = max((a for a in range(len(dim)) if a != axis), default=axis)
@@ -25,13 +24,13 @@ def whole_tiles(dim: Sequence[int], axis: int | None) -> tuple[int, ...]:
 
 
 def padded(dim: Sequence[int], axis: int = -1) -> int:
-    """Elements that a tensor of extents `dim` takes; 0 if it has none. axis: that of blocks."""
+    """Number of elements, with padding, of a tensor of extents `dim`; 0 if `dim` has none. axis: that of blocks."""
     rows, blocks = _split(dim, axis)
     return -(-math.prod(rows) // _ROWS) * -(-blocks // _BLOCKS) * _ROWS * _BLOCKS
 
 
 def offsets(t, dim: Sequence[int], device, axis: int = -1):
-    """Position of each element in elements: int64 of extents `dim`. axis: that of blocks."""
+    """Position of each element, in elements: an int64 tensor of extents `dim`. axis: that of blocks."""
     rows, blocks = _split(dim, axis)
     r = t.arange(math.prod(rows), device=device).unsqueeze(1)
     c = t.arange(blocks, device=device)

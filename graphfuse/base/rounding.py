@@ -1,10 +1,9 @@
-"""How a float32 value becomes each storage type, as torch code: the reference semantics.
+"""Conversion of float32 values to each storage type, in torch: the reference semantics.
 
-Round to nearest, ties to even, but for FP8_E8M0. Integers saturate at the ends of their
-range, FP8 and FP4 at their largest finite value (infinities too). NaN stays NaN where
-the type has one and becomes 0 in integers; BOOLEAN is whether a value is not 0.
-FP8_E8M0, which holds powers of two alone, is for scales: magnitudes round up to it.
-Functions get the torch module as `t`, so that importing this loads nothing.
+Values round to nearest, ties to even. Integers saturate at the ends of their range, FP8 and FP4 at their largest finite
+value, infinities too. NaN stays NaN if the type has one, and becomes 0 in integers. BOOLEAN is True for all but 0.
+FP8_E8M0 holds only powers of two, and is for scales: magnitudes round up to it.
+Functions get the torch module as `t`, so that importing this module does not load torch.
 """
 
 from graphfuse.base.dtypes import data_type
@@ -13,10 +12,9 @@ _SATURATING = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 
 
 def encode(t, values, dtype: data_type):
-    """`values` in storage form: a tensor of `dtype`, or, for FP4_E2M1, uint8
-    with two elements a byte along the last axis (whose extent must be even), the even one
-    in the low nibble."""
-    if not values.is_floating_point():  # what float64 does not hold is rounded but once, to FLOAT
+    """`values` in storage form: a tensor of `dtype`. FP4_E2M1 is uint8, with two elements a byte along the last axis,
+    whose extent must be even; the even element is in the low nibble."""
+    if not values.is_floating_point():  # integers that float64 cannot represent must round only once, to FLOAT
         values = values.double() if dtype.is_float and dtype.bits < 16 else values.long()
     if dtype is data_type.FP4_E2M1:
         codes = _e2m1_codes(t, values)
@@ -25,7 +23,7 @@ def encode(t, values, dtype: data_type):
         return _e8m0_codes(t, values).view(t.float8_e8m0fnu)
     if dtype in _SATURATING:
         limit = dtype.facts.max
-        # One NaN, as the conversion instruction makes: torch would keep its sign.
+        # The conversion instruction makes one NaN; torch would keep the sign.
         values = values.clamp(-limit, limit).masked_fill(values.isnan(), float("nan"))
     if dtype.facts.integers is not None and dtype is not data_type.BOOLEAN:
         return _integers(t, values.nan_to_num(0.0).round(), dtype)
@@ -41,7 +39,7 @@ def decode(t, stored, dtype: data_type, compute):
 
 
 def round_to(t, values, dtype: data_type):
-    """`values` rounded to what `dtype` can hold, still in their own type, or of integers to a float type in float64."""
+    """`values` rounded to `dtype`, in their own type; integers that are rounded to a float type are in float64."""
     kind = t.float64 if dtype.facts.integers is None and not values.is_floating_point() else values.dtype
     if dtype is data_type.FP4_E2M1:
         return _E2M1.as_tensor(t, values.device, kind)[_e2m1_codes(t, values.to(kind)).long()]
@@ -49,15 +47,15 @@ def round_to(t, values, dtype: data_type):
 
 
 def to_e2m1_places(t, values):
-    """float64 `values` rounded to as many places as kernels keep on the way to E2M1: multiples of
-    2^-22, from 2 on of 2^-21, from 4 on of 2^-20. Values from 8 on, which E2M1 saturates, stay."""
+    """float64 `values` rounded to the precision that kernels keep before E2M1: multiples of 2^-22, from 2 on of 2^-21,
+    from 4 on of 2^-20. Values from 8 on, which saturate in E2M1, stay."""
     magnitude = values.abs()
     last = t.where(magnitude < 2, 2.0**-22, t.where(magnitude < 4, 2.0**-21, 2.0**-20)).to(values.dtype)
     return t.where(magnitude < 8, (values / last).round() * last, values)
 
 
 def _integers(t, whole, dtype):
-    # Clamping first would not do: the largest INT32 and INT64 round up in float32.
+    # Clamping first would be wrong: the largest INT32 and INT64 round up in float32.
     low, high = dtype.facts.integers
     stored = whole.to(getattr(t, dtype.facts.torch))
     return stored.masked_fill(whole <= low, low).masked_fill(whole >= high, high)
@@ -67,8 +65,7 @@ class _E2M1:
     """The sixteen values of FP4 E2M1 (OCP Microscaling Formats v1.0, section 5.3.3)."""
 
     MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    # A magnitude rounds up to code k+1 beyond the midpoint of k and k+1, and at the
-    # midpoint when k is odd (ties to even).
+    # A magnitude above the midpoint of k and k+1 rounds up to code k+1; at the midpoint, if k is odd (ties to even).
     MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
     @classmethod
@@ -82,15 +79,15 @@ def _e2m1_codes(t, values):
     for k, midpoint in enumerate(_E2M1.MIDPOINTS):
         code += (magnitude >= midpoint) if k % 2 else (magnitude > midpoint)
     code |= t.signbit(values).to(t.uint8) << 3
-    # NaN has no code: it becomes +6, as the conversion instruction does.
+    # E2M1 has no NaN: it becomes +6, as with the conversion instruction.
     return t.where(values.isnan(), t.full_like(code, 7), code)
 
 
 def _e8m0_codes(t, values):
-    """127 + the exponent of the power of two at or above |value|, as cvt.rp.satfinite.ue8m0x2 makes it: 0 for what
-    is below 2^-127 (zero, too), 254 for what is above 2^127 (infinity, too), 255 for NaN."""
+    """127 + the exponent of the power of two at or above |value|, as by cvt.rp.satfinite.ue8m0x2. The code is 0 below
+    2^-127 (and for zero), 254 above 2^127 (and for infinity), 255 for NaN."""
     magnitude = values.abs()
-    fraction, exponent = t.frexp(magnitude)  # of zero and infinity any fraction
+    fraction, exponent = t.frexp(magnitude)  # arbitrary for zero and infinity
     codes = (exponent - (fraction == 0.5).to(exponent.dtype) + 127).clamp(0, 254)
     codes = codes.masked_fill(magnitude == 0, 0).masked_fill(magnitude.isinf(), 254)
     return codes.masked_fill(values.isnan(), 255).to(t.uint8)

@@ -1,4 +1,4 @@
-"""What users choose through the environment. The only module that reads it, and it does so at call time.
+"""Settings that users give by environment variables. No other module reads these; they are read at call time.
 
 | variable | meaning |
 | --- | --- |
@@ -7,9 +7,9 @@
 | GRAPHFUSE_CACHE_LIMIT | bytes that the kernels kept for GPUs may take, and those for the emulator: 500M, 2G |
 | GRAPHFUSE_TUNING_DIR | where tuned knobs are kept (default: graphfuse/tuning in XDG_DATA_HOME or ~/.local/share) |
 | GRAPHFUSE_PLUGINS | off: patterns and engines of installed packages are not loaded; on (default) |
-| GRAPHFUSE_VERIFY | on: row programs and what kernels are printed from are checked, for authors; off (default) |
-| GRAPHFUSE_RANKS_TIMEOUT | seconds that a call may wait for other ranks, which is looked at behind each; unset: any |
-| GRAPHFUSE_CUDNN | off: cuDNN (extra cudnn) is used where it is named alone; on: it is asked about all that it has |
+| GRAPHFUSE_VERIFY | on: row programs and phase plans are checked, for authors; off (default) |
+| GRAPHFUSE_RANKS_TIMEOUT | seconds that a call may wait for other ranks, checked after each call; unset: any |
+| GRAPHFUSE_CUDNN | off: cuDNN (extra cudnn) runs only if named; on: it may run all nodes that it supports |
 | CXX | the C++ compiler that the emulator tries before g++ and clang++ |
 | GIT_COMMIT | the commit that records name, for a copy without its history |
 | CUDA_HOME, CUDA_PATH | CUDA toolkits to prefer over the pip wheels, in this order |
@@ -23,7 +23,7 @@ from pathlib import Path
 from graphfuse.base.errors import HomeNotFoundError, SettingError
 
 DEVICE = re.compile(r"cpu|emulator|cuda(?::(\d+))?")
-"""How a device is written; group 1 is the ordinal."""
+"""Syntax of a device; group 1 is the ordinal."""
 
 VARIABLES = (
     "GRAPHFUSE_DEVICE",
@@ -39,7 +39,7 @@ VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
 )
-"""All that is read, and XDG_CACHE_HOME and XDG_DATA_HOME."""
+"""All variables that are read, except XDG_CACHE_HOME and XDG_DATA_HOME."""
 
 _SIZE = re.compile(r"(\d+)([KMG]?)")
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -48,12 +48,12 @@ _tuning_dir: Path | None = None
 
 
 def given() -> dict[str, str]:
-    """The variables that are set, as they are."""
+    """The variables that are set, with their values."""
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
 def device() -> str | None:
-    """The device of GRAPHFUSE_DEVICE, None if unset or empty; SettingError for anything that is not a device."""
+    """The device of GRAPHFUSE_DEVICE; None if unset or empty. Raises SettingError if it is not a device."""
     value = os.environ.get("GRAPHFUSE_DEVICE")
     if not value:
         return None
@@ -63,23 +63,23 @@ def device() -> str | None:
 
 
 def plugins() -> bool:
-    """True if patterns and engines of installed packages are used; SettingError for another value than on and off."""
+    """True if patterns and engines of installed packages are used. Raises SettingError unless it is on or off."""
     return _switch("GRAPHFUSE_PLUGINS", "on")
 
 
 def cudnn() -> bool | None:
-    """True if cuDNN is asked about all nodes that it has, False if about none; None, for an unset variable, if about
-    those that nothing of our own takes. SettingError for another value than on and off."""
+    """True if cuDNN may run all nodes that it supports, False if none; None (unset) if those that no engine of
+    graphfuse's own runs. Raises SettingError unless the value is on or off."""
     return _switch("GRAPHFUSE_CUDNN", "on") if os.environ.get("GRAPHFUSE_CUDNN") else None
 
 
 def verify() -> bool:
-    """True if row programs and phase plans are checked; SettingError for another value than on and off."""
+    """True if row programs and phase plans are checked. Raises SettingError unless the value is on or off."""
     return _switch("GRAPHFUSE_VERIFY", "off")
 
 
 def ranks_timeout() -> float | None:
-    """The seconds of GRAPHFUSE_RANKS_TIMEOUT, None if unset or empty; SettingError for what is no number above 0."""
+    """The seconds of GRAPHFUSE_RANKS_TIMEOUT; None if unset or empty. Raises SettingError unless it is above 0."""
     value = os.environ.get("GRAPHFUSE_RANKS_TIMEOUT")
     if not value:
         return None
@@ -93,13 +93,13 @@ def ranks_timeout() -> float | None:
 
 
 def cache_dir() -> Path:
-    """The directory for compiled kernels; it need not exist. SettingError for a relative GRAPHFUSE_CACHE_DIR,
-    HomeNotFoundError where there is no default."""
+    """The directory for compiled kernels; it need not exist. Raises SettingError for a relative GRAPHFUSE_CACHE_DIR,
+    HomeNotFoundError if there is no default."""
     return _directory("GRAPHFUSE_CACHE_DIR") or _base("XDG_CACHE_HOME", ".cache", "GRAPHFUSE_CACHE_DIR") / "graphfuse"
 
 
 def cache_limit(default: int) -> int:
-    """The bytes of GRAPHFUSE_CACHE_LIMIT, `default` if unset or empty; SettingError for what is no size above 0."""
+    """The bytes of GRAPHFUSE_CACHE_LIMIT; `default` if unset or empty. Raises SettingError unless it is above 0."""
     value = os.environ.get("GRAPHFUSE_CACHE_LIMIT")
     if not value:
         return default
@@ -114,7 +114,7 @@ def cache_limit(default: int) -> int:
 
 
 def cache_unusable(error: OSError) -> str:
-    """Text for users whose compiled kernels cannot be kept in `cache_dir`."""
+    """Message for users that compiled kernels cannot be kept in `cache_dir`."""
     if isinstance(error, HomeNotFoundError):
         return f"compiled kernels are not kept: {error}"
     return (
@@ -124,20 +124,20 @@ def cache_unusable(error: OSError) -> str:
 
 
 def tuning_dir() -> Path:
-    """The directory for tuned knobs; it need not exist. SettingError for a relative GRAPHFUSE_TUNING_DIR,
-    HomeNotFoundError where there is no default."""
+    """The directory for tuned knobs; it need not exist. Raises SettingError for a relative GRAPHFUSE_TUNING_DIR,
+    HomeNotFoundError if there is no default."""
     named = _tuning_dir or _directory("GRAPHFUSE_TUNING_DIR")
     return named or _base("XDG_DATA_HOME", ".local/share", "GRAPHFUSE_TUNING_DIR") / "graphfuse" / "tuning"
 
 
 def use_tuning_dir(directory: Path | None) -> None:
-    """Have this process keep tuned knobs in `directory`, whatever the environment says; None: where that says."""
+    """Sets the directory for tuned knobs of this process. None: that of the environment."""
     global _tuning_dir
     _tuning_dir = directory
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment for a process to start, with these variables set."""
+    """The environment for a new process, with these variables set."""
     return {**os.environ, **changes}
 
 
@@ -152,25 +152,25 @@ def _directory(name: str) -> Path | None:
     value = os.environ.get(name)
     if not value:
         return None
-    path = Path(os.path.expanduser(value))  # unlike Path's own, leaves the ~ of users that do not exist
+    path = Path(os.path.expanduser(value))  # unlike Path.expanduser, leaves the ~ of users that do not exist
     if not path.is_absolute():
         raise SettingError(f"{name}={value!r} depends on the working directory; accepted: absolute path")
     return path
 
 
 def _base(name: str, otherwise: str, ours: str) -> Path:
-    # The XDG base directory specification has relative values ignored.
+    # The XDG base directory specification says to ignore relative values.
     base = Path(os.environ.get(name) or "")
     if base.is_absolute():
         return base
     try:
         return Path.home() / otherwise
-    except RuntimeError:  # as in containers, whose users have no entry in passwd
+    except RuntimeError:  # such as a container's user without an entry in passwd
         raise HomeNotFoundError(f"the user has no home directory for ~/{otherwise}; set {ours} or {name}") from None
 
 
 def commit() -> str | None:
-    """The commit of the sources, for a copy that came without their history."""
+    """The commit of the sources, for a copy without their history."""
     return os.environ.get("GIT_COMMIT") or None
 
 
