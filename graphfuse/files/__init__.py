@@ -1,1 +1,1 @@
-"""What is written to disk and read back: strict JSON, sealed bytes, files of caches."""
+"""Formats of files on disk: strict JSON, bytes with a digest, files of caches."""

@@ -1,7 +1,7 @@
-"""Strict reading of JSON from outside, with errors that name the place; and encodings of values that JSON lacks.
+"""Strict reading of untrusted JSON, with errors that name the place, and encodings of values that JSON lacks.
 
 A float is {"float": its digits in base 16}, which is exact and includes infinities. A member of an enumeration is
-{"enum": "KIND.MEMBER"}, a slice {"slice": [start, stop, step]}, a tuple a list. Reading makes nothing else.
+{"enum": "KIND.MEMBER"}, a slice {"slice": [start, stop, step]}, a tuple a list. Reading makes no other objects.
 """
 
 import enum
@@ -23,10 +23,10 @@ _LONGEST = 60  # characters of a wrong value that an error shows
 
 
 def parse(where: str, text: str | bytes) -> object:
-    """The value that a JSON text says; SerializedError for any other text."""
+    """The value of a JSON text. Raises SerializedError for any other text."""
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and what JSON refuses are the first
+    except (ValueError, RecursionError) as error:  # ValueError includes JSONDecodeError and UnicodeDecodeError
         raise SerializedError(f"{where} is no JSON: {error}") from None
 
 
@@ -36,7 +36,7 @@ def text(value: object) -> str:
 
 
 def field(where: str, data: object, name: str, *kinds: type) -> object:
-    """A field of an object, of one of these types exactly."""
+    """A field of an object. Raises SerializedError unless its type is exactly one of `kinds`."""
     if type(data) is not dict:
         refuse(where, data, "an object")
     if name not in data:
@@ -48,7 +48,7 @@ def field(where: str, data: object, name: str, *kinds: type) -> object:
 
 
 def member(where: str, data: object, name: str, kind: type[enum.Enum]) -> enum.Enum:
-    """A field that names a member of an enumeration."""
+    """The member of an enumeration that a field names."""
     value = field(where, data, name, str)
     if value not in kind.__members__:
         refuse(f"{where}: {name}", value, f"a name of {kind.__name__}")
@@ -64,7 +64,7 @@ def integers(where: str, data: object, name: str) -> tuple[int, ...]:
 
 
 def encode(where: str, value: object) -> object:
-    """The JSON form of a value; SerializedError where it has none."""
+    """The JSON form of a value. Raises SerializedError if it has none."""
     if type(value) in _PLAIN:
         return value
     if type(value) is float:
@@ -79,7 +79,7 @@ def encode(where: str, value: object) -> object:
 
 
 def decode(where: str, data: object) -> object:
-    """The value of a JSON form. Of a tuple within a tuple there is none."""
+    """The value of a JSON form. Tuples within tuples are not accepted."""
     if type(data) is list:
         return tuple(_decode_one(where, part) for part in data)
     return _decode_one(where, data)
@@ -105,17 +105,17 @@ def _decode_one(where: str, data: object) -> object:
 
 
 def refuse(where: str, value: object, accepted: str) -> NoReturn:
-    """The error for a value that is not accepted. It shows the beginning of a long one."""
+    """Raises SerializedError for a value that is not accepted. A long value is shown in part."""
     try:
         shown = repr(value)
-    except (ValueError, RecursionError):  # Python writes neither integers of thousands of digits nor lists so deep
+    except (ValueError, RecursionError):  # repr fails on integers of thousands of digits and on very deep lists
         shown = f"a very large {type(value).__name__}"
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
     raise SerializedError(f"{where} is {shown}; accepted: {accepted}")
 
 
 def known(where: str, given: Sequence[str], accepted: Sequence[str]) -> None:
-    """SerializedError unless all names are among those accepted."""
+    """Raises SerializedError unless all `given` names are accepted."""
     for name in given:
         if name not in accepted:
             refuse(where, name, ", ".join(accepted) or "none")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class KeptFile:
-    """size: in bytes. used: when it was last, in seconds since the epoch."""
+    """A file of a cache. size: in bytes. used: time of the last use, in seconds since the epoch."""
 
     path: Path
     size: int
@@ -18,7 +18,7 @@ class KeptFile:
 
 
 def files(paths: Iterable[Path], used: Callable[[os.stat_result], float]) -> list[KeptFile]:
-    """The regular files among `paths` that are still there: another process may remove any of them at any time."""
+    """The regular files among `paths` that still exist: other processes may remove some at any time."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -29,7 +29,7 @@ def files(paths: Iterable[Path], used: Callable[[os.stat_result], float]) -> lis
 
 
 def foreign(found: os.stat_result) -> str | None:
-    """Why a file or folder may hold what somebody else put there; None if nobody else can have."""
+    """Reason why another user may have written a file or folder; None if no other user can."""
     if found.st_uid != os.geteuid():
         return f"it belongs to user {found.st_uid}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

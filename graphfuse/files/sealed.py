@@ -1,9 +1,9 @@
-"""Bytes with a digest that detects damage: a head of JSON, pieces of any bytes, and the digest of all of it.
+"""A container of bytes with a digest that detects damage: a head of JSON, pieces of any bytes, and their digest.
 
     mark and version | kind of digest | lengths of the head and of each piece | head | pieces | digest
 
 The digest is SHA-256 or, with a key, HMAC-SHA256. SHA-256 detects damage only: whoever changes the bytes can recompute
-it. HMAC-SHA256 needs the key. Head and pieces are not read before the digest agrees.
+it. HMAC-SHA256 needs the key. Head and pieces are read only if the digest is right.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from graphfuse.base.wording import counted
 
 MARK = b"graphfuse-plan\n"
 VERSION = 1
-"""Of the form and of what is in the head. It goes up with every change that another version would read wrongly."""
+"""Version of the container and of its head. It increases with every change that another version would read wrongly."""
 
 _PLAIN, _KEYED = 0, 1
 _FIXED = struct.Struct(f"<{len(MARK)}sHBI")  # mark, version, kind of digest, number of lengths
@@ -24,7 +24,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def seal(head: bytes, pieces: Sequence[bytes], key: bytes | None = None) -> bytes:
-    """`head` and `pieces` as one."""
+    """`head` and `pieces` in one container. key: for HMAC-SHA256; None for SHA-256."""
     lengths = struct.pack(f"<{len(pieces) + 1}Q", len(head), *map(len, pieces))
     fixed = _FIXED.pack(MARK, VERSION, _PLAIN if key is None else _KEYED, len(pieces) + 1)
     content = b"".join((fixed, lengths, head, *pieces))
@@ -32,7 +32,7 @@ def seal(head: bytes, pieces: Sequence[bytes], key: bytes | None = None) -> byte
 
 
 def open_sealed(blob: bytes, key: bytes | None = None) -> tuple[bytes, tuple[bytes, ...]]:
-    """Head and pieces. SerializedError for what is damaged, of another version, or sealed otherwise than with `key`."""
+    """Head and pieces. Raises SerializedError if damaged, of another version, or not sealed with `key`."""
     if not blob.startswith(MARK):
         raise SerializedError(f"this is no serialized graph: it does not begin with {MARK!r}")
     if len(blob) < _FIXED.size + _DIGEST:
