@@ -1,1 +1,1 @@
-"""What patterns and engines are: the interfaces that plug-ins implement, and the checks of what they answer."""
+"""Interfaces of patterns and engines, which plug-ins implement, and checks of what they return."""

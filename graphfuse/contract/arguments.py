@@ -1,17 +1,17 @@
-"""A launch's arguments as bytes, packed as C lays out a structure of them."""
+"""Packing of a launch's arguments to bytes, in the layout of a C structure."""
 
 import struct
 
 from graphfuse.contract import engine
 
 CTYPES = {"pointer": "Q", "int32": "i", "int64": "q", "float32": "f"}
-"""What arguments may be in C, by name: codes of ``struct``."""
+"""C types of arguments: name -> format code of ``struct``."""
 
 _CODES = {engine.Address: "pointer", engine.HostScalar: "float32", engine.Scratch: "pointer", engine.RowCount: "int64"}
 
 
 class Packing:
-    """Packing of one launch's arguments. layout: of all together. offsets: first byte of each."""
+    """Packing of one launch's arguments. layout: ``struct`` of all. offsets: first byte of each."""
 
     def __init__(self, launch: engine.Launch):
         codes = [CTYPES[ctype(a)] for a in launch.arguments]
@@ -23,5 +23,5 @@ class Packing:
 
 
 def ctype(argument: engine.Argument) -> str:
-    """C type of the argument."""
+    """Name of an argument's C type, a key of `CTYPES`."""
     return argument.ctype if isinstance(argument, engine.Constant) else _CODES[type(argument)]

@@ -26,7 +26,7 @@ KnobsT = TypeVar("KnobsT")
 
 @dataclass(frozen=True)
 class No:
-    """Why an engine declines. None in its place means that it accepts. Like any object, a No is true."""
+    """Reason why an engine declines; functions return None in its place to accept. A No is truthy."""
 
     reason: str
 
@@ -70,7 +70,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class RowCount:
-    """Kernel argument: how many rows this start of the kernel has, as int64 (see ``ByRows``)."""
+    """Kernel argument: the number of rows of this launch, as int64 (see ``ByRows``)."""
 
 
 Argument = Address | HostScalar | Scratch | Constant | RowCount
@@ -78,17 +78,17 @@ Argument = Address | HostScalar | Scratch | Constant | RowCount
 
 @dataclass(frozen=True)
 class ByRows:
-    """Rule by which the grid of a launch follows the number of rows.
+    """Rule that computes the grid of a launch from the number of rows.
 
     Such a launch can be started for any number of rows up to `rows`. Only the grid and the ``RowCount`` arguments
     depend on that number. Everything else, scratch memory included, is enough for fewer rows.
 
-    rows: the number that the launch was planned for. together: rows that one cluster takes at a time. cluster: CTAs
+    rows: the number that the launch was planned for. together: rows that one cluster processes at a time. cluster: CTAs
     per cluster; 1 without clusters, and a cluster is then a CTA.
-    most: the largest number of clusters, None for no limit. If more were needed, each cluster takes several rounds of
-    rows. The grid then has the fewest clusters for that number of rounds, so that all end together.
-    least: clusters that start even for no rows. outermost: extent of the first of several axes of rows, of which alone
-    there may be fewer; 0 where rows are one axis.
+    most: the largest number of clusters; None for no limit. If more were needed, each cluster processes several rounds
+    of rows. The grid then has the fewest clusters for that number of rounds, so that all end together.
+    least: clusters that start even for no rows. outermost: extent of the first of several row axes, the only one that
+    may be shorter; 0 if rows have one axis.
     """
 
     rows: int
@@ -107,17 +107,17 @@ class ByRows:
 
     @property
     def clusters(self) -> int:
-        """Clusters at most, for any number of rows up to `rows`."""
+        """Largest number of clusters, for any number of rows up to `rows`."""
         wanted = -(-self.rows // self.together)
         return max(wanted if self.most is None else min(wanted, self.most), self.least)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """Needs of work that is not prepared yet, for planning. A ``Launch`` is one, too.
+    """Requirements of work that is not prepared yet, for planning. A ``Launch`` can serve as an outline.
 
-    workspace_bytes: of the work's own, as far as they are known by now. Where preparing it finds that it needs others,
-    the plan's workspace is laid out again. Of an engine that is tuned (``Engine.problem``) they are exact.
+    workspace_bytes: size of the work's own workspace, as far as it is known. If `prepare` finds another size, the
+    plan's workspace is laid out again. It must be exact for an engine that is tuned (``Engine.problem``).
     """
 
     workspace_bytes: int = 0
@@ -133,13 +133,13 @@ class Launch:
     shared_bytes: dynamic shared memory per CTA.
     scratch_bytes: workspace of the launch, 256-byte aligned.
     arguments: in the order of the kernel's parameters.
-    cooperative: whether all CTAs run at the same time, as a grid barrier needs. More CTAs than the device holds are
-        refused. Of clusters, fewer are started, because chips of one kind hold different numbers of them.
+    cooperative: whether all CTAs run at the same time, as a grid barrier needs. More CTAs than the device holds are an
+        error. With clusters, fewer are started, because chips of one kind hold different numbers of clusters.
     cleared: tensors of 4 bytes that are set to zero on the stream before the kernel starts.
-    waits: whether the kernel may start before the previous kernel on the stream has ended. Every thread of it then
-        calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it accesses global memory and before it
-        ends. Users ask for such a start with ``programmatic_dependent_launch`` of execute.
-    by_rows: how the grid follows the number of rows; None if the launch is for one number of rows.
+    waits: whether the kernel may start before the previous kernel on the stream has ended. Every thread of the kernel
+        then calls ``gf::wait_for_previous_kernel`` (dependent_launch.cuh) before it accesses global memory and before
+        it ends. Users request such a start with ``programmatic_dependent_launch`` of execute.
+    by_rows: how the grid depends on the number of rows; None if the launch is for one number of rows.
     """
 
     grid: int
@@ -163,8 +163,8 @@ class ProblemClass:
     """The key that tuned knobs are stored under: all that the best knobs of an engine may depend on.
 
     key: JSON values by name, without names, numbers or addresses of tensors. rows: the number of rows, which is not
-    part of any source. Tuned knobs apply to near numbers, too. within: the factor by which numbers of rows may differ
-    for that. Entries of first-party tables are the square of it apart, so every number between them is near one.
+    part of any source. Tuned knobs apply to near numbers, too. within: largest factor between near numbers. Entries of
+    first-party tables differ by the square of it, so every number between two entries is near one of them.
     """
 
     key: Mapping[str, object]
@@ -173,7 +173,7 @@ class ProblemClass:
 
 
 class Buffers(Protocol):
-    """Addresses of a graph's tensors in one execute, for a running step."""
+    """Addresses and numbers of a graph's tensors in one execute, for a running engine."""
 
     def address(self, tensor: TensorId) -> int: ...
 
@@ -181,7 +181,7 @@ class Buffers(Protocol):
 
 
 class _Given:
-    """Buffers of one call. values: address or number by tensor. Made at each call, so it does no more than look up."""
+    """Buffers of one call. values: address or number by tensor. It only looks up, because each call makes one."""
 
     __slots__ = ("address", "scalar")
 
@@ -193,12 +193,12 @@ class Kernel(Protocol):
     """A compiled and loaded kernel: ``runtime.launch.Kernel``, or the emulator's."""
 
     def launcher(self, launch: Launch, dependent: bool = False) -> object:
-        """Object that starts it as `launch` says. dependent: it may begin before the kernel before it ends."""
+        """Object that starts the kernel with `launch`. dependent: it may begin before the previous kernel has ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class FrozenKernel:
-    """A frozen launch that is the start of a kernel. launcher: as ``Kernel.launcher`` makes it."""
+    """A frozen launch of a kernel. launcher: result of ``Kernel.launcher``."""
 
     launch: Launch
     launcher: object
@@ -209,12 +209,12 @@ class FrozenKernel:
 
     @property
     def rows(self) -> int | None:
-        """The number of rows that it was planned for, where it can be started for fewer; else None."""
+        """The number of rows that it was planned for, if it can be started for fewer; None otherwise."""
         return None if self.launch.by_rows is None else self.launch.by_rows.rows
 
     @property
     def outermost(self) -> int | None:
-        """Extent of the axis of these rows of which there may be fewer."""
+        """Extent of the outermost row axis, the only one that may be shorter; None if `rows` is."""
         return None if self.launch.by_rows is None else self.launch.by_rows.outermost or self.rows
 
 
@@ -225,10 +225,10 @@ class FrozenCall:
     run: called as ``run(stream, *values)``. It puts the work on `stream`, an address (0: the default stream). On the
     CPU there is no stream, and the work is done on return. `values` are those of `arguments`, in their order: addresses
     (arbitrary for a tensor without elements), numbers passed by value, constants, and the number of rows for a
-    ``RowCount``. Any number of threads may call it at once. It leaves the thread's current device as it was. It
-    neither allocates device memory nor waits for the device, so that it can be captured into a CUDA graph. It raises
-    DeviceError with what the library reports.
-    rows: the number of rows that it was prepared for, if it can be started for fewer (``RowCount``); else None.
+    ``RowCount``. Several threads may call `run` at once. It leaves the thread's current device unchanged. It neither
+    allocates device memory nor waits for the device, so that it can be captured into a CUDA graph. It raises
+    DeviceError with the error that the library reports.
+    rows: the number of rows that it was prepared for, if it can be started for fewer (``RowCount``); None otherwise.
     """
 
     arguments: tuple[Argument, ...]
@@ -237,7 +237,7 @@ class FrozenCall:
 
     @property
     def outermost(self) -> int | None:
-        """The number of rows: they are one axis."""
+        """The number of rows, which have one axis."""
         return self.rows
 
 
@@ -248,12 +248,12 @@ Frozen = FrozenKernel | FrozenCall
 class Prepared:
     """Work that is ready to run, any number of times, on any thread.
 
-    freeze: makes the frozen launch, which lacks only addresses, numbers, stream and number of rows. Its argument says
-    whether the work may begin before the previous work on the stream has ended (programmatic dependent launch). That
-    is True only if `undependable` is None. workspace_bytes: the work's own workspace, 256-byte aligned if the
-    workspace is.
-    undependable: why the work cannot begin early; None if it can. It then waits for the previous work by itself, as
-    ``Launch.waits`` says.
+    freeze: makes the frozen launch, which lacks only addresses, numbers, stream and number of rows. Its argument is
+    True if the work may begin before the previous work on the stream has ended (programmatic dependent launch), which
+    requires that `undependable` is None. workspace_bytes: size of the work's own workspace, 256-byte aligned if the
+    plan's workspace is.
+    undependable: why the work cannot begin early; None if it can. The work then waits for the previous work by itself,
+    as with ``Launch.waits``.
     """
 
     freeze: Callable[[bool], Frozen]
@@ -263,13 +263,13 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Surroundings of a part that is prepared: all that `prepare` is given beside the problem.
+    """Context of `Engine.prepare`: the nodes, and the functions that an engine may use.
 
     subgraph: the nodes of the work. outline: the engine's outline of it (``Engine.outline``). compile: makes a kernel
     for the device, from a source and the name of its extern "C" entry. It raises KernelCompileError if the source does
-    not compile. sources: the engine's answer to ``Engine.sources``, so that it need not write them again.
-    current_stream: tells the address of the stream that torch uses on a device in this thread, 0 for the default one.
-    torch_setting: what reads and what writes a setting, of a module of torch.backends and its name there, as tuples.
+    not compile. sources: result of ``Engine.sources``, so that the engine need not generate them again.
+    current_stream: returns the address of torch's current stream on a device in this thread, 0 for the default stream.
+    torch_setting: returns the getter and the setter of a setting, given its module in torch.backends and its name.
     """
 
     subgraph: Subgraph
@@ -286,12 +286,12 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
     name: the name that users see and deselect by.
     facts: the facts class that it serves.
     knobs: its frozen dataclass of knobs, or several, each with different fields.
-    modes: the heuristic modes that ask it.
-    emulated: whether its work on the device "emulator" is kernels, run as C++.
-    behavior_notes, numerical_notes: notes by which users select plans. A plan has those of any of its parts;
-        SUPPORTS_CUDA_GRAPH_NATIVE_API and STRICT_NAN_PROP it has if all of its parts have them.
+    modes: the heuristic modes in which it proposes plans.
+    emulated: whether it runs on the device "emulator" by kernels that are compiled as C++.
+    behavior_notes, numerical_notes: notes by which users select plans. A plan has the notes of all its parts; it has
+        SUPPORTS_CUDA_GRAPH_NATIVE_API and STRICT_NAN_PROP only if every part has them.
     serves: what it accepts beyond the plain case: row-major tensors in memory, computing in FLOAT, and no rounding
-        between nodes. It is not asked about anything else.
+        between nodes. Planning declines everything else for it.
     """
 
     name: ClassVar[str]
@@ -305,18 +305,18 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
 
     @abc.abstractmethod
     def why_not(self, facts: FactsT, device: Device) -> No | None:
-        """The first reason against, naming the tensor and the limit; None if it can."""
+        """The first reason why the engine cannot run the facts, with tensor and limit; None if it can."""
 
     def propose(self, facts: FactsT, device: Device, mode: heur_mode) -> Sequence[KnobsT]:
-        """Knobs to try, best first; at least one. Never compiles. Of an engine without knobs: just those."""
+        """Knobs to try, best first, at least one. Never compiles. The default is for engines without knobs."""
         return (NoKnobs(),)
 
     def illegal(self, facts: FactsT, knobs: KnobsT, device: Device) -> No | None:
-        """Why these knobs cannot be used, for knobs that a user chose."""
+        """Reason why knobs that a user chose cannot be used; None if they can."""
         return None
 
     def in_place(self, facts: FactsT, knobs: KnobsT) -> tuple[tuple[TensorId, TensorId], ...]:
-        """(input, output) tensors that may be the same memory, exactly; any other overlap is refused."""
+        """(input, output) tensors that may have exactly the same memory. Any other overlap is an error."""
         return ()
 
     def notes(self, facts: FactsT, knobs: KnobsT, device: Device) -> tuple[str, ...]:
@@ -332,25 +332,25 @@ class Engine(abc.ABC, Generic[FactsT, KnobsT]):
         return self.numerical_notes
 
     def problem(self, facts: FactsT) -> ProblemClass | None:
-        """The class that tuned knobs are kept for; None if this engine is not tuned."""
+        """The class under which tuned knobs are stored; None if this engine is not tuned."""
         return None
 
     def sources(self, facts: FactsT, knobs: KnobsT) -> tuple[str, ...]:
-        """The CUDA C++ text of each kernel that it generates, in the order in which they run."""
+        """The CUDA C++ source of each generated kernel, in the order in which they run."""
         return ()
 
     def outline(self, facts: FactsT, knobs: KnobsT) -> Outline | Launch:
-        """Needs of the work, for planning, before it is prepared. Pure and quick, as it is asked for plans that are
-        never built."""
+        """Requirements of the work, for planning, before it is prepared. Pure and quick: it is called for plans that
+        are never built, too."""
         return Outline()
 
     @abc.abstractmethod
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
-        """Make the work ready: compile it, or build what a library runs. Called once for each plan that is built;
-        several plans may be prepared at the same time, in threads.
+        """Makes the work ready: compiles it, or builds a library's plan. Called once for each plan that is built.
+        Several plans may be prepared at the same time, in threads.
 
-        GraphNotSupportedError if these knobs turn out to be unusable here. Building then goes on to the next plan, as
-        it does after a KernelCompileError.
+        Raises GraphNotSupportedError if these knobs cannot be used here. Building then goes on to the next plan, as
+        after a KernelCompileError.
         """
 
 
@@ -397,7 +397,7 @@ class HostEngine(Engine[FactsT, KnobsT]):
 
     @abc.abstractmethod
     def run(self, facts: FactsT, knobs: KnobsT, device: Device, buffers: Buffers, stream: int) -> None:
-        """Do the work on `stream` (an address; 0 on the CPU). buffers: has what the engine's nodes read and write."""
+        """Does the work on `stream` (an address; 0 on the CPU). buffers: what the engine's nodes read and write."""
 
     def prepare(self, facts: FactsT, knobs: KnobsT, device: Device, site: Site) -> Prepared:
         tensors, run = site.subgraph.graph.tensors, self.run
@@ -411,12 +411,12 @@ class HostEngine(Engine[FactsT, KnobsT]):
 
 
 def knobs_to_dict(knobs: object) -> dict[str, object]:
-    """Knobs as the mapping that users see and give back."""
+    """Knobs as a mapping, for users."""
     return asdict(knobs)
 
 
 def knobs_from_dict(engine: Engine, values: dict[str, object]) -> object:
-    """The engine's knobs from a mapping; GraphValidationError names an unknown or missing knob."""
+    """The engine's knobs from a mapping. Raises GraphValidationError for an unknown or missing knob."""
     kinds = engine.knobs if isinstance(engine.knobs, tuple) else (engine.knobs,)
     names = {kind: [f.name for f in fields(kind)] for kind in kinds}
     kind = next((kind for kind in kinds if set(values) <= set(names[kind])), None)

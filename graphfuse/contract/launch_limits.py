@@ -1,6 +1,6 @@
-"""Checks a launch against the device and its nodes, when planning, before anything is compiled.
+"""Check of a launch against the limits of the device and against its nodes, before anything is compiled.
 
-Only the driver checks what a compiler decides, such as registers and static shared memory.
+What the compiler decides, such as registers and static shared memory, is left to the driver's check.
 """
 
 import struct
@@ -14,25 +14,26 @@ from graphfuse.contract.engine import Address, Argument, ByRows, Constant, HostS
 from graphfuse.op_graph.ir import Subgraph, TensorId
 
 MAX_THREADS = 1024
-"""Threads a CTA."""
+"""Threads per CTA."""
 MAX_CTAS = 2**31 - 1
-"""CTAs a grid."""
+"""CTAs per grid."""
 
 _WARP = 32
-_LISTED = 32  # the emulator lists CTAs, of 4 bytes each, in an eighth of the memory at most
+_LISTED = 32  # the emulator's list of CTAs, 4 bytes each, may have an eighth of the memory
 _CLUSTER_SM = 90  # and newer
 _LARGEST_CLUSTER = {90: 16, 100: 16, 103: 16}  # CTAs; elsewhere the portable 8
-_RESERVED_SHARED = 1 << 10  # bytes a CTA that the system has of an SM's shared memory
+_RESERVED_SHARED = 1 << 10  # bytes of an SM's shared memory that the system reserves for each CTA
 
 
 def fault(launch: Launch, device: Device, subgraph: Subgraph | None = None) -> str | None:
-    """The first field that the device, or these nodes, do not allow: what was given and what is accepted. None if there
-    is none. subgraph: None for a launch of no graph, whose arguments name tensors of its own."""
+    """The first field that the device or the nodes do not allow, with what is accepted; None if there is none.
+
+    subgraph: None for a launch that belongs to no graph, whose tensors are not checked."""
     return next(_faults(launch, device, subgraph), None)
 
 
 def largest_cluster(device: Device) -> int:
-    """CTAs of a cluster at most."""
+    """Largest number of CTAs per cluster."""
     return _LARGEST_CLUSTER.get(device.sm, 8) if device.sm >= _CLUSTER_SM else 1
 
 
@@ -73,7 +74,7 @@ def _rows(launch: Launch, rows: ByRows, most: int) -> Iterator[str]:
 
 
 def _together(launch: Launch, device: Device) -> Iterator[str]:
-    """A cooperative launch runs all at once. How many clusters a chip of a kind holds only its driver knows."""
+    """Fault of a cooperative launch with too many CTAs. Only the driver knows how many clusters a chip holds."""
     if not launch.cooperative or not device.sm_count or (launch.cluster != 1 and device.kind != EMULATOR.kind):
         return
     threads = -(-launch.block // _WARP) * _WARP
@@ -96,7 +97,7 @@ def _arguments(launch: Launch, subgraph: Subgraph | None) -> Iterator[str]:
 
 
 def _accepted(argument: object, launch: Launch, subgraph: Subgraph | None) -> str | None:
-    """Words for what is accepted in the place of an argument; None if that is."""
+    """Text of what is accepted in place of an argument; None if the argument is valid."""
     if type(argument) not in get_args(Argument):
         return f"one of {', '.join(kind.__name__ for kind in get_args(Argument))}"
     match argument:

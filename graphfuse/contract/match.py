@@ -7,12 +7,12 @@
     PATTERN = Pattern("my_norm", template, facts=lambda match: MyFacts(...))
 
 Names and the order of nodes do not matter. The operands of a commutative op may be swapped. An attribute that the
-template leaves out matches any value. An input port that it leaves out must be absent, but for ragged offsets, which
-are inputs of the match where tensors have them. A tensor inside a match must be virtual and read only inside the match,
-unless the template returns it under a name.
+template omits matches any value. An input port that it omits must be absent, except for ragged offsets, which become
+inputs of the match if tensors have them. A tensor inside a match must be virtual and read only inside the match, unless
+the template returns it under a name.
 
-A pattern that grows also takes nodes around its template. `grow` chooses them, and the facts then describe every output
-of the subgraph. `convex` helps to choose nodes that can run as one.
+A pattern that grows also matches nodes around its template. `grow` chooses them, and the facts then describe every
+output of the subgraph. `convex` helps to choose nodes that can run as one kernel.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ from graphfuse.ops import OPS, Op
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """Any tensor, remembered as `name`; an optional one may be absent. The same object matches one tensor."""
+    """Placeholder for any tensor, reported as `name`; an optional one may be absent. One object matches one tensor."""
 
     name: str
     optional: bool = False
@@ -68,7 +68,7 @@ def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
 
 @vocabulary.methods(_add_template, {})
 class PatternGraph:
-    """Graph that a template draws: the op methods of ``pygraph``, and `capture`."""
+    """Graph in which a template builds its nodes: the op methods of ``pygraph``, and `capture`."""
 
     def capture(self, name: str, optional: bool = False) -> Capture:
         return Capture(name, optional)
@@ -102,7 +102,7 @@ Template = Callable[[PatternGraph], Mapping[str, Made]]
 
 
 def single(op_name: str) -> Template:
-    """The template of one node of an op, whatever it is given and makes."""
+    """The template of one node of an op, with any inputs, attributes and outputs."""
 
     def drawn(g: PatternGraph) -> Mapping[str, Made]:
         op = OPS[op_name]
@@ -117,10 +117,10 @@ def single(op_name: str) -> Template:
 class Pattern:
     """A named template, and the function that turns a match into frozen facts, or returns No.
 
-    template: one template, or several alternatives. facts: called with each Match. grow: returns the sets of nodes (by
-    index) to take for a match of a template; each is tried in turn. apart: says, for explanations, why a region of this
-    pattern takes none of some other nodes; None where it does not know. last: whether its regions are for nodes that no
-    region of other patterns takes: bytes that they save do not count beside those.
+    template: one template, or several alternatives. facts: called with each Match. grow: returns sets of nodes (by
+    index) around a match of a template; each is tried in turn. apart: returns, for explanations, why a region of this
+    pattern does not include some other nodes; None if unknown. last: whether its regions are only for nodes that no
+    region of another pattern includes; the bytes that they save count after those of other patterns.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Region:
-    """A match of a pattern with its facts: what engines are asked about. last: as of ``Pattern``."""
+    """A match of a pattern with its facts, which engines accept or decline. last: as in ``Pattern``."""
 
     pattern: str
     subgraph: Subgraph
@@ -143,7 +143,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Declined:
-    """A match that the pattern's facts function could not describe."""
+    """A match for which the pattern's `facts` returned No."""
 
     pattern: str
     subgraph: Subgraph
@@ -194,9 +194,9 @@ def convex(
 ) -> frozenset[int]:
     """The set `inside`, grown by neighbours that may join, their neighbours and so on.
 
-    No path leads out of the set and back into it by a node that joined, so it can run as one. may_join(index, set so
-    far) decides, and is asked again when a neighbour of the node has joined. Neighbours pass a tensor on to each other,
-    or, if joins_readers(tensor), read the same one.
+    A node joins only if no path leaves the set and returns to it by this node, so that the set can run as one kernel.
+    may_join(index, set so far) decides, and is called again after a neighbour of the node has joined. Two nodes are
+    neighbours if one reads an output of the other, or if both read a tensor for which joins_readers(tensor) is True.
     """
     grown = frozenset(inside)
     near, bits, refused = neighbours(graph, grown, joins_readers), sum(1 << i for i in grown), set[int]()
@@ -217,7 +217,7 @@ def convex(
 def neighbours(
     graph: FrozenGraph, nodes: Collection[int], joins_readers: Callable[[TensorId], bool] = lambda t: False
 ) -> set[int]:
-    """The nodes next to `nodes`, as of ``convex``."""
+    """The neighbours of `nodes`, as in ``convex``."""
     read = {t for index in nodes for _, t in graph.nodes[index].inputs}
     shared = {t for t in read if joins_readers(t)} | {t for index in nodes for _, t in graph.nodes[index].outputs}
     found = {graph.producer[t] for t in read if t in graph.producer}
@@ -225,7 +225,7 @@ def neighbours(
 
 
 def _has_detour(graph: FrozenGraph, index: int, nodes: int) -> bool:
-    """True if a path between a node and one of `nodes` leads over others. nodes: as bits."""
+    """True if a path between a node and one of `nodes` contains other nodes. nodes: as bits."""
     node = graph.nodes[index]
     before = (graph.producer[t] for _, t in node.inputs if t in graph.producer)
     after = (reader for _, t in node.outputs for reader in graph.consumers.get(t, ()))
@@ -236,7 +236,7 @@ def _has_detour(graph: FrozenGraph, index: int, nodes: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _by_op(name: str, templates: tuple[Template, ...]) -> Mapping[str, list[tuple[Mapping[str, Made], NodeTemplate]]]:
-    """Templates as ``_read`` returns them, in their order, by the op that matching starts from."""
+    """Results of ``_read`` for the templates, in their order, by the op that matching starts from."""
     found: dict[str, list[tuple[Mapping[str, Made], NodeTemplate]]] = {}
     for outputs, anchor in (_read(name, template) for template in templates):
         found.setdefault(anchor.op.name, []).append((outputs, anchor))
@@ -244,7 +244,7 @@ def _by_op(name: str, templates: tuple[Template, ...]) -> Mapping[str, list[tupl
 
 
 def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
-    """Result of the template, and the node that matching starts from; PluginError if it is no template."""
+    """Result of the template, and the node that matching starts from. Raises PluginError for an invalid template."""
     outputs = template(PatternGraph())
     valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
     if not valid:
@@ -257,7 +257,7 @@ def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTempla
 
 
 def above(node: NodeTemplate) -> set[NodeTemplate]:
-    """`node` and every node template that it reads from."""
+    """`node` and all node templates that it depends on."""
     seen, waiting = {node}, [node]
     while waiting:
         found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - seen
@@ -268,7 +268,7 @@ def above(node: NodeTemplate) -> set[NodeTemplate]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A partial assignment of template parts to graph parts."""
+    """A partial assignment of nodes and captures of a template to nodes and tensors of a graph."""
 
     nodes: Mapping[NodeTemplate, int]
     tensors: Mapping[Capture, TensorId]
@@ -319,7 +319,7 @@ def _match_tensor(graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, f
 
 
 def _complete(graph: FrozenGraph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
-    """The Match for an assignment, or None if a tensor would be dropped; of one that grows, facts hold all outputs."""
+    """The Match of an assignment; None if an output has no name. grows: facts then describe all outputs anyway."""
     tensors = {capture.name: t for capture, t in found.tensors.items()}
     for name, made in outputs.items():
         t = graph.nodes[found.nodes[made.node]].output(made.port)

@@ -1,4 +1,4 @@
-"""Memory at an address as a torch tensor, and a stream at an address as torch's. The caller keeps both alive."""
+"""Torch tensors for memory at an address, and torch streams for a stream's address. The caller keeps both alive."""
 
 import ctypes
 from contextlib import nullcontext
@@ -7,7 +7,7 @@ from graphfuse.base.device import Device
 
 
 def wrap(torch, address: int, size: int, device: Device):
-    """`size` bytes (uint8, one axis) on `device`, not copied."""
+    """Tensor of `size` bytes (uint8, one axis) on `device`, without a copy."""
     if not size:
         return torch.empty(0, dtype=torch.uint8, device=device.memory)
     if device.memory == "cpu":
@@ -18,9 +18,9 @@ def wrap(torch, address: int, size: int, device: Device):
 def on(torch, device: Device, stream: int):
     """Context in which torch works on `device`, on the stream at an address (0: the default stream)."""
     if device.memory == "cpu":
-        # With a device for a context each operation goes by way of Python, which takes as long as a small one.
+        # A torch.device as context sends each operation through Python, which takes as long as a small one.
         return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
-    # ExternalStream takes the default stream's address, 0, for none and makes a stream of its own.
+    # ExternalStream(0) would create a new stream instead of using the default one.
     given = (
         torch.cuda.ExternalStream(stream, device=device.ordinal)
         if stream
@@ -30,7 +30,7 @@ def on(torch, device: Device, stream: int):
 
 
 class _CudaBytes:
-    """Object that torch reads an address from."""
+    """Object with the CUDA array interface, from which torch makes a tensor."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {

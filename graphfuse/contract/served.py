@@ -1,6 +1,6 @@
-"""What an engine accepts beyond the plain case, as data.
+"""`Served`, an engine's declaration of what it accepts beyond the plain case.
 
-Planning declines everything else for it. So an engine is not asked to run a graph that its author did not think of.
+Planning declines everything else for the engine, so that it never runs a graph that its author did not consider.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ class Served:
     """An engine's declaration. The default is the plain case.
 
     compute: the types that its nodes may compute in.
-    rounding: whether a value that one of its nodes reads of another may be rounded to a narrower type first. That
-    happens to outputs, to operands of products, and with intermediate_rounding "declared".
+    rounding: whether values between its nodes may be rounded to a narrower type. That happens to outputs, to operands
+    of products, and with intermediate_rounding "declared".
     layouts: whether tensors in memory may have any strides or order. Otherwise they are row-major without gaps.
     by_value: whether its inputs may be numbers: constants of the graph, or given to execute.
-    ragged: whether batches of a tensor may begin at ragged offsets. The tensor of these is an input of the node.
+    ragged: whether batches of a tensor may begin at ragged offsets. The tensor of offsets is an input of the node.
     """
 
     compute: frozenset[data_type] = frozenset({data_type.FLOAT})
@@ -30,13 +30,13 @@ class Served:
     ragged: bool = False
 
     def why_not(self, subgraph: Subgraph) -> str | None:
-        """The first thing about these nodes that is not declared, None if there is none."""
+        """The first property of these nodes that is not declared; None if there is none."""
         for field, reason in self._reasons(subgraph):
             return f"{reason} (the engine does not declare it in `serves.{field}`)"
         return None
 
     def _reasons(self, subgraph: Subgraph) -> Iterator[tuple[str, str]]:
-        """(field, what goes beyond it)"""
+        """(field, reason) for each property beyond the declaration."""
         tensors = subgraph.graph.tensors
         for node in subgraph.nodes:
             if node.compute not in self.compute:

@@ -1,4 +1,4 @@
-"""Compares a launch's arguments with the parameters in its kernel's source.
+"""Check of a launch's arguments against the parameters in the kernel's source.
 
 Parameter lists made by macros, templates or the kernel's own types are not checked.
 """
@@ -20,12 +20,12 @@ _TYPES = {
     **dict.fromkeys(("int64_t", "uint64_t", "size_t", "std::int64_t", "std::uint64_t", "std::size_t"), "int64"),
     **dict.fromkeys(("gf::i64", "gf::u64"), "int64"),
 }
-"""What an argument must be for a parameter of a type, as ``arguments.CTYPES`` names it."""
+"""Parameter type in C++ -> type of the argument, as in ``arguments.CTYPES``."""
 _NONE_FITS = ("bool", "char", "double", "short", "unsigned char", "unsigned short")
 
 
 def fault(source: str, entry: str, launch: Launch) -> str | None:
-    """Fault of the launch's arguments for the source's kernel `entry`; None if none is known."""
+    """Fault of the launch's arguments for the source's kernel `entry`; None if none was found."""
     parameters = _parameters(source, entry)
     if parameters is None or any(kind is None for _, kind in parameters):
         return None
@@ -47,9 +47,9 @@ def fault(source: str, entry: str, launch: Launch) -> str | None:
 
 
 def _parameters(source: str, entry: str) -> list[tuple[str, str | None]] | None:
-    """(text, kind of argument) of each parameter; None of what is not known, "" where no argument fits."""
+    """(text, argument type) of each parameter; None if unknown. A type is None if unknown, "" if no argument fits."""
     written = re.compile(rf'extern\s+"C"[^;{{}}]*?\b{re.escape(entry)}\s*\(')
-    head = written.search(source, max(0, source.find("extern")))  # what comes first is headers, and long
+    head = written.search(source, max(0, source.find("extern")))  # skips the headers, which are long
     if head is None:
         return None
     listed = list(_split(_COMMENT.sub(" ", source[head.end() : head.end() + 16_384])))
@@ -61,7 +61,7 @@ def _parameters(source: str, entry: str) -> list[tuple[str, str | None]] | None:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parameters up to the closing bracket; none where that is missing."""
+    """The parameters up to the closing bracket; none if it is missing."""
     depth, found, start = 0, [], 0
     for at, character in enumerate(text):
         if character in "([{<":
