@@ -1,6 +1,7 @@
-"""The rules of a row program, held against one that is made.
+"""Check of a row program against the rules of row programs.
 
-Patterns make programs, plug-ins' among them. GRAPHFUSE_VERIFY=on has every program checked before an engine reads it.
+Patterns make programs, including those of plug-ins. With GRAPHFUSE_VERIFY=on every program is checked before an engine
+reads it.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,13 @@ from graphfuse.rows.views import ROWS, View
 
 
 def check_program(program: RowProgram) -> None:
-    """MalformedError with everything that is wrong with a program."""
+    """Raises MalformedError, with every fault, if a program breaks a rule."""
     if found := list(faults(program)):
         raise MalformedError(f"row program: {'; '.join(found)}")
 
 
 def faults(program: RowProgram) -> Iterator[str]:
-    """Faults of a program, in words. Extents are only asked of operands that exist."""
+    """Faults of a program, as text. Rules about extents are checked only if all operands exist."""
     lost = [fault for who, o, made in _reads(program) for fault in _lost(program, who, o, made)]
     yield from lost
     yield from _views(program)
@@ -45,7 +46,7 @@ def _name(number: int, of: AnyStep | Store | ColumnSum) -> str:
 
 
 def _reads(program: RowProgram) -> Iterator[tuple[str, Operand, int]]:
-    """Operands with who reads each, and how many values are made before."""
+    """(text for the reader, operand, number of values computed before the reader) of each operand."""
     for k, step in enumerate(program.steps):
         yield from ((f"{_name(k, step)}, {port}", o, k) for port, o in step.operands)
     made = len(program.steps)

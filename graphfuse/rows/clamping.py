@@ -1,5 +1,7 @@
-"""A value or a bound, chosen by comparing the two, is the larger or the smaller of them. What is within a bound is not
-replaced for being beyond it. Bounds that a type has are none."""
+"""Simplification of clamps.
+
+A comparison and a choice between a value and a bound become a maximum or a minimum. A clamp that never changes a value
+is dropped, and so is one that the conversion to the stored type does anyway."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,15 +11,15 @@ from graphfuse.rows.rounding import is_exact
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Step
 
 Known = Callable[[Operand], float | None]
-"""The value of an operand, if it is known."""
+"""Function that returns the value of an operand; None if unknown."""
 
 _LARGER = {"cmp_lt": "max", "cmp_gt": "min"}
 
 
 def clamped(steps: Sequence[AnyStep], number: Known) -> list[AnyStep]:
-    """The steps. Comparisons may have no readers left.
+    """The steps with choices replaced by maxima and minima. Comparisons may have no readers left.
 
-    Zeros have signs, which comparing does not see, and NaN as a bound is never chosen by it: these are left.
+    Bounds of zero and NaN are not replaced: a comparison ignores the sign of zero, and never chooses NaN.
     """
     made: list[AnyStep] = []
     for step in steps:
@@ -26,7 +28,7 @@ def clamped(steps: Sequence[AnyStep], number: Known) -> list[AnyStep]:
 
 
 def _chosen(steps: Sequence[AnyStep], step: AnyStep, number: Known) -> Step | None:
-    """A step that does what choosing by comparing does."""
+    """A step equivalent to a choice by a comparison; None if there is none."""
     if step.op_name != "binary_select":
         return None
     chosen = dict(step.operands)
@@ -47,7 +49,7 @@ def _chosen(steps: Sequence[AnyStep], step: AnyStep, number: Known) -> Step | No
 
 
 def _range(steps: Sequence[AnyStep], o: Operand, number: Known) -> tuple[float, float]:
-    """Bounds that steps give a value, if it is no NaN."""
+    """Range of a value, from the steps that compute it, unless it is NaN."""
     known = number(o)
     if known is not None and known == known:
         return known, known
@@ -55,7 +57,7 @@ def _range(steps: Sequence[AnyStep], o: Operand, number: Known) -> tuple[float, 
     if not isinstance(step, Step) or step.op_name not in _RANGES:
         return _EVERYTHING
     least, most = _RANGES[step.op_name](*(_range(steps, operand, number) for _, operand in step.operands))
-    # Rounding to a type leaves what is bounded by a number of that type within the bound.
+    # Rounding to a type keeps a value within bounds that the type represents exactly.
     kept = (step.rounded is None or is_exact(bound, step.rounded) for bound in (least, most))
     return tuple(bound if has else beyond for bound, has, beyond in zip((least, most), kept, _EVERYTHING, strict=True))
 
@@ -67,14 +69,13 @@ _RANGES = {
     "abs": lambda a: (max(0.0, a[0], -a[1]), max(-a[0], a[1])),
     "identity": lambda a: a,
 }
-"""Of a result, by those of the operands."""
+"""Range of a result, from the ranges of the operands."""
 
 
 def unbounded(steps: Sequence[AnyStep], value: Chain, dtype: data_type, number: Known) -> Chain:
-    """The value before it is bounded, where the bounds are not within those of a type in which it is written, and
-    before it is rounded to a whole number, where that type has no others.
+    """The operand of clamps, and of roundings to integers, that the conversion to `dtype` makes redundant.
 
-    dtype: one to whose ends conversion takes what is beyond them, and infinities.
+    dtype: the type that the value is stored as. Its conversion saturates, infinities too.
     """
     while before := _beyond(steps[value.index], dtype, number):
         value = before
@@ -82,7 +83,7 @@ def unbounded(steps: Sequence[AnyStep], value: Chain, dtype: data_type, number: 
 
 
 def _beyond(step: AnyStep, dtype: data_type, number: Known) -> Chain | None:
-    """The operand of a step that does nothing to what is converted to a type."""
+    """The operand of a step that the conversion to a type makes redundant; None for other steps."""
     if not isinstance(step, Step) or step.rounded is not None and not step.exact:
         return None
     operands, facts = [o for _, o in step.operands], dtype.facts
@@ -96,4 +97,4 @@ def _beyond(step: AnyStep, dtype: data_type, number: Known) -> Chain | None:
 
 
 _BEYOND = {"max": lambda bound, least, most: bound <= least, "min": lambda bound, least, most: bound >= most}
-"""Whether a bound is none for what is between `least` and `most`."""
+"""True if a bound does not change values between `least` and `most`, by op."""

@@ -1,7 +1,7 @@
-"""Contracts the mean of a row plus one value, such as epsilon, to one operation that is rounded once.
+"""Contraction of the mean of a row plus one value, such as epsilon, to one fused multiply-add.
 
-So a norm written as nodes computes what the op ``rmsnorm`` does. A mean that is rounded to a type, or read elsewhere,
-is not contracted, and neither are other products that are added.
+With it, a norm written as nodes computes the same as the op ``rmsnorm``. A mean that is rounded to a type, or read
+elsewhere, is not contracted; neither are sums with other products.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, 
 
 
 def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
-    """Fewer steps. read: values that are read beside the steps."""
+    """The steps with contracted ones; None if there are none. read: values that stores and sums read."""
     readers = Counter(o for step in steps for _, o in step.operands)
     readers.update(read)
     one_a_row = {Chain(k) for k, step in enumerate(steps) if isinstance(step, Reduce)}
@@ -37,7 +37,7 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
 def factors(
     steps: Sequence[AnyStep], summed: tuple[Operand, ...], has_columns: Callable[[Operand], bool]
 ) -> tuple[Operand, ...]:
-    """The operands of a sum over rows; in place of a product its factors, which are multiplied as they are added."""
+    """The operands of a sum over rows: the two factors if a product is summed, for a multiply-add; else `summed`."""
     (value, *others) = summed
     found = () if others else tuple(operands_of(steps, value, "mul").values())
     return found if found and all(isinstance(o, Chain | Load) and has_columns(o) for o in found) else summed

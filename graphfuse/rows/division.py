@@ -1,6 +1,6 @@
-"""Divides the elements of a row, or of a part of one, by one value: by its reciprocal, made once, to the same bits.
+"""Replacement of divisions of a row, or of a part of one, by one value: by its reciprocal, with the same bits.
 
-By a reciprocal in two parts where few bits are divided and few are seen, as in FP8.
+If dividends are of 16 bits and quotients are stored as FP8, a cheaper form has a reciprocal in two parts.
 """
 
 import math
@@ -22,10 +22,10 @@ def divided(
     type_of: TypeOf,
     as_fp8: AbstractSet[Chain],
 ) -> Shorter:
-    """The steps with reciprocals.
+    """The steps with reciprocals; None if nothing is divided.
 
-    read: values that are read beside the steps. has_columns: whether an operand varies along a row. as_fp8: values that
-    are written in it.
+    read: values that stores and sums read. has_columns: whether an operand varies along a row. as_fp8: values that are
+    stored as FP8.
     """
     if all(step.op_name != "div" for step in steps):
         return None
@@ -70,11 +70,11 @@ def divided(
 
 
 def _factor(step: Step, divisor: data_type | float | None) -> float | None:
-    """The number that a step may multiply by instead of dividing, if there is one.
+    """The number by which a step may multiply instead of dividing; None if there is none.
 
-    The product with the reciprocal of a power of two is the quotient. A quotient of bfloat16 numbers is 2^-17 of itself
-    or more from where its rounding to bfloat16 changes; the product with the reciprocal is 2^-23 off, or rounded as the
-    quotient is, where that is no normal number.
+    The product with the reciprocal of a power of two is exactly the quotient. A quotient of bfloat16 numbers lies at
+    least 2^-17, relative, from the next rounding boundary of bfloat16. The product with the reciprocal has a relative
+    error of 2^-23, or, for quotients that are not normal, rounds as the quotient does.
     """
     if not isinstance(divisor, float) or not 2**-62 <= abs(divisor) <= 2**62:
         return None

@@ -1,4 +1,4 @@
-"""Writes the steps of a row program, one after another."""
+"""`Emitter`, which appends the steps of a row program."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ _LOG2_E = 1.4426950408889634
 
 
 class Emitter(RowArithmetic):
-    """columns: elements of a row. steps: what is written so far."""
+    """Arithmetic on rows that emits steps. columns: elements of a row. steps: those emitted so far."""
 
     most = data_type.FLOAT.facts.max
 
@@ -27,7 +27,7 @@ class Emitter(RowArithmetic):
     def op(
         self, name: str, attributes: Mapping[str, object] = MappingProxyType({}), /, **operands: Operand | float
     ) -> Chain:
-        """A pointwise step, its operands by port."""
+        """The value of a new pointwise step. operands: by port."""
         given = ((port, Number(o) if isinstance(o, int | float) else o) for port, o in operands.items())
         return self.step(Step(name, tuple(given), tuple(attributes.items())))
 
@@ -38,7 +38,7 @@ class Emitter(RowArithmetic):
         return self.op("mul", a=self.reduce(Join.SUM, value), b=1.0 / self.columns)
 
     def power(self, value: Operand) -> Chain:
-        # The error of the exponent is a part of its size.
+        # The error of the exponent is proportional to its size.
         return self.op("exp2_approx", input=self.op("mul", a=value, b=_LOG2_E))
 
     def numbers(self) -> Chain:

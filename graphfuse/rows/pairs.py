@@ -1,4 +1,4 @@
-"""Pairs of a row's columns, and what of a row a tensor has an element for: each column, pair or part (`View.unit`)."""
+"""Pairs of a row's columns, and units: whether a tensor has an element per column, pair or part (`View.unit`)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,9 +6,9 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a row's columns: i and count + i, or, interleaved, 2 i and 2 i + 1. Columns behind them are in none.
+    """Pairs of a row's columns: i and count + i, or, if interleaved, 2 i and 2 i + 1. Later columns are in no pair.
 
-    part: columns of each part of a row, if each has such pairs; 0 if the row has them.
+    part: columns of a part, if each part of a row has such pairs; 0 if the row has them.
     """
 
     count: int
@@ -21,46 +21,47 @@ class Pairs:
         return 2 * self.count
 
     def whole(self, columns: int) -> bool:
-        """True if all columns are in a pair. columns: of a row."""
+        """True if all columns of a row, or of its part, are in a pair. columns: of a row."""
         return self.columns == (self.part or columns)
 
     def piece(self, piece: int) -> str:
-        """Number of the piece `at` in what has the pairs, in C++. piece: its columns."""
+        """Number of the piece `at` within the row or part that has the pairs, in C++. piece: columns of a piece."""
         number = "gf::u32(row.thread + at)"
         return f"{number} % {self.part // piece}u" if self.part else number
 
 
 @dataclass(frozen=True)
 class EachColumn:
-    """A tensor has an element for each column of a row."""
+    """Unit of a tensor that has an element for each column of a row. Subclasses are the other units."""
 
-    pairs: ClassVar[Pairs | None] = None  # those that have an element each
+    pairs: ClassVar[Pairs | None] = None  # the pairs that have one element each
     part: ClassVar[int] = 0  # neighbouring columns that share an element; 0 for none
-    period: ClassVar[int] = 0  # columns after which its elements come again; 0 where they do not
-    halves: ClassVar[bool] = False  # whether columns that lie apart share an element
-    unpack: ClassVar[str] = "unpack"  # the function that makes values of a piece that is read
+    period: ClassVar[int] = 0  # columns after which the elements repeat; 0 if they do not
+    halves: ClassVar[bool] = False  # whether columns that are not adjacent share an element
+    unpack: ClassVar[str] = "unpack"  # C++ function that converts a piece to values
 
     def taken(self, piece: int) -> int:
-        """Number of elements that belong to a piece of `piece` columns."""
+        """Number of elements for a piece of `piece` columns."""
         return piece
 
     def offset(self, piece: int, nbytes: int) -> str:
-        """Bytes from a row's first element to the thread's first piece, in C++. nbytes: of a piece."""
+        """Bytes from a row's first element to the thread's first piece, in C++. nbytes: bytes of a piece."""
         return f"thread * {nbytes}"
 
     def place(self, piece: int) -> str:
-        """Number of pieces from the address of a row that a thread has to its piece `at`, in C++."""
+        """Number of pieces from a thread's address in a row to its piece `at`, in C++."""
         return "at"
 
     def beyond(self, piece: int, columns: int) -> str:
-        """Condition, in C++, under which a piece of a row of `columns` has no element; empty if each has some."""
+        """Condition, in C++, that a piece of a row of `columns` has no element; empty if every piece has."""
         return ""
 
 
 @dataclass(frozen=True)
 class EachPair(EachColumn):
-    """A tensor has an element for each pair of columns, of a row, or of a part, the same for all parts. otherwise: what
-    columns read that are in no pair."""
+    """Unit of a tensor that has an element for each pair of columns, of a row or of a part (the same for all parts).
+
+    otherwise: value for columns that are in no pair."""
 
     of: Pairs
     otherwise: float
@@ -104,14 +105,14 @@ class EachPair(EachColumn):
 
 @dataclass(frozen=True)
 class EachPart(EachColumn):
-    """A tensor that is written has an element for each part of a row."""
+    """Unit of an output that has an element for each part of a row."""
 
     part: int
 
 
 @dataclass(frozen=True)
 class EachColumnOfPart(EachColumn):
-    """A tensor that is read has an element for each column of a part of a row, the same for all parts."""
+    """Unit of an input that has an element for each column of a part, the same for all parts."""
 
     period: int
 

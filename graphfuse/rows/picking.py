@@ -1,7 +1,7 @@
-"""A sum over a row of which all but one column counts as 0, as that of a target's logit: the element is read by its
-number instead, or worked out of those that are read so.
+"""Replacement of sums over a row in which only one column is not zero, such as the logit of a target.
 
-No other element is looked at for it, so that a row costs one read, whatever its length.
+The element of this column is read by its number, or computed from elements that are read so. A row then costs one read,
+whatever its length.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ from graphfuse.rows.steps import (
 
 @dataclass(frozen=True)
 class KnownOperands:
-    """Answers about operands.
+    """Predicates of operands.
 
-    wide: whether a value varies over columns. zero: whether it is always 0. plain: whether an input's row lies in one
-    place, without being chosen by number.
+    wide: whether a value varies over columns. zero: whether it is always 0. plain: whether an input has all rows at
+    its strides and an element for each column.
     """
 
     wide: Callable[[Operand], bool]
@@ -39,13 +39,14 @@ class KnownOperands:
 
 
 def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shorter:
-    """The steps, each such sum in its place an element. What it was made from may have no readers left. columns:
-    elements of a row."""
+    """The steps with such sums replaced by elements; None if there are none. Operands may have no readers left.
+
+    columns: elements of a row."""
     if all(_chosen(steps, step, known)[0] is None for step in steps):
         return None
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
-    alone: set[Operand] = set()  # what steps make of each column by itself
+    alone: set[Operand] = set()  # values whose elements depend only on the same column of plain inputs
 
     def is_alone(o: Operand) -> bool:
         return o in alone or isinstance(o, Load) and known.wide(o) and known.plain(o)
@@ -55,7 +56,7 @@ def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shor
         return Chain(len(made) - 1)
 
     def element(value: Operand, column: Operand) -> None:
-        """Writes the steps that make the element in a column of a value. Not recursive: there may be many of them."""
+        """Appends the steps that compute the element of `value` in a column. Not recursive: there may be many steps."""
         last, wanted = value.index if isinstance(value, Chain) else -1, {value}
         for k in reversed(range(last + 1)):
             if Chain(k) in wanted:
@@ -77,7 +78,7 @@ def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shor
             column = moved.get(column, column)
             element(value, column)
             found = Chain(len(made) - 1)
-            if not isinstance(value, Load):  # which may be made of zeros, where no column has the number
+            if not isinstance(value, Load):  # it may be nonzero even if no column has the number
                 nearest = step(
                     "min", input0=step("max", input0=column, input1=Number(0.0)), input1=Number(columns - 1.0)
                 )
@@ -91,7 +92,7 @@ def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shor
 def _chosen(
     steps: Sequence[AnyStep], total: AnyStep, known: KnownOperands
 ) -> tuple[Operand, Operand] | tuple[None, None]:
-    """The value of which a step sums one element, and the number of that one's column."""
+    """The value of which a step sums one element, and the number of this element's column; else (None, None)."""
     if isinstance(total, Reduce) and total.join is Join.SUM:
         chosen = operands_of(steps, total.input, "binary_select")
         compared = operands_of(steps, chosen["mask"], "cmp_eq") if chosen and known.zero(chosen["input1"]) else {}
@@ -102,5 +103,5 @@ def _chosen(
 
 
 def _numbers(steps: Sequence[AnyStep], o: Operand) -> bool:
-    """True if a value is the number of its element's column."""
+    """True if a value is the column number of each element."""
     return o == Column() or operands_of(steps, o, "identity").get("input") == Column()

@@ -1,9 +1,8 @@
 """Row programs: what a fused kernel computes for each row of tensors seen as rows x columns.
 
 A program is a straight line of steps. Most are pointwise ops, on values of one per element, column, row or tensor.
-`Reduce` makes one value of a row. It cuts the program into phases: what must be known before the reduction, and what
-can only be computed after it. Values may also be summed over all rows. Nothing here depends on how rows are spread over
-threads.
+`Reduce` makes one value of a row. It divides the program into phases: steps before the reduction, and steps that need
+its result. Values may also be summed over all rows. Nothing here depends on how rows are spread over threads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +32,12 @@ SWAP, RANDOM = "swap_pairs", "random_at_least"
 DIVISOR, QUOTIENT = "divisor", "quotient"
 BELOW, REST, NARROW_QUOTIENT = "reciprocal_below", "reciprocal_rest", "narrow_quotient"
 OF_PARTS = {Join.SUM: "part_sum", Join.MAX: "part_max"}
-"""Steps that join the elements of a part of a row, and have the result for each of them."""
+"""Steps that reduce each part of a row, with the result for every element of the part."""
 
 
 @dataclass(frozen=True)
 class StepOp:
-    """A pointwise op that only steps of row programs have. cuda, cost: as of ``ops.Op``."""
+    """An op that only steps of row programs have. cuda, cost: as in ``ops.Op``."""
 
     cuda: str
     cost: Cost = Cost.ARITHMETIC
@@ -57,11 +56,12 @@ FUSED = {
     RANDOM: StepOp("gf::random_at_least({seed}, {offset}, {row}, {column}, {least}) ? 1.0f : 0.0f", Cost.FUNCTION),
     **dict.fromkeys(OF_PARTS.values(), StepOp("", Cost.FUNCTION)),
 }
-"""Beside the op table's: a * b + c and c - a * b, rounded once; 2^input; what no element makes by itself, the other
-column of its pair (see ``Pairs``), the first column's negated, 0 where there is no pair; the reciprocal of one value,
-and a / b by that of b, for a piece of which each element is so, likewise by a reciprocal in two parts (see
-``division``); whether the random number of an element's place is no smaller than another; what the elements of its part
-of the row have together, `size` neighbouring columns."""
+"""Ops of steps besides the op table's.
+
+fma, fnma: a * b + c and c - a * b, rounded once. exp2_approx: 2^input. SWAP: the other column of the pair (see
+``Pairs``), negated for the first column, 0 without a pair. DIVISOR, QUOTIENT: the reciprocal of b, and a / b by it.
+BELOW, REST, NARROW_QUOTIENT: the same by a reciprocal in two parts (see ``division``). RANDOM: 1 if the random number
+of the element's row and column is at least `least`, else 0. OF_PARTS: the sum or maximum of a part, `size` columns."""
 DIVIDES = (QUOTIENT, NARROW_QUOTIENT)
 
 
@@ -73,7 +73,7 @@ def cost_of(step: AnyStep) -> Cost:
 
 
 def of_parts(steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool]) -> frozenset[Operand]:
-    """Values that vary along a row, of which the elements of a part have one."""
+    """Values that vary along a row and are the same for all elements of a part."""
     found: set[Operand] = set()
     for k, step in enumerate(steps):
         read = [o for _, o in step.operands]
@@ -84,12 +84,12 @@ def of_parts(steps: Sequence[AnyStep], has_columns: Callable[[Operand], bool]) -
 
 
 def part_of(step: AnyStep) -> int:
-    """Columns of the parts of rows that a step joins; 0 for a step that joins none."""
+    """Columns of the parts that a step reduces; 0 for other steps."""
     return dict(step.attributes)["size"] if isinstance(step, Step) and step.op_name in OF_PARTS.values() else 0
 
 
 def exchanges(step: AnyStep) -> bool:
-    """True for a step whose result no element makes by itself: others' columns are in it."""
+    """True for a step whose result depends on other columns of the row."""
     return step.op_name == SWAP or part_of(step) > 0
 
 
@@ -99,15 +99,15 @@ class Store:
 
     view: View
     value: Chain
-    block_size: int = 0  # elements that share a scale; 0 where the output is not quantized in blocks
-    block_scale: View | None = None  # where the scales go, columns / block_size a row
+    block_size: int = 0  # elements that share a scale; 0 if the output is not quantized in blocks
+    block_scale: View | None = None  # the output of scales, columns / block_size per row
     amax: bool = False  # the view is one element, the largest magnitude of all
-    scales_of: data_type | None = None  # the view is of the scales alone, for elements of this type, not written
+    scales_of: data_type | None = None  # only scales are written, those of elements of this type
 
 
 @dataclass(frozen=True)
 class ColumnSum:
-    """The sum over all rows of a value, or of the product of two, that is written: one element a column."""
+    """A written sum over all rows, of a value or of the product of two: one element per column."""
 
     view: View
     factors: tuple[Operand, ...]
@@ -115,7 +115,7 @@ class ColumnSum:
 
 @dataclass(frozen=True)
 class Extent:
-    """Along what a value varies."""
+    """The axes along which a value varies."""
 
     rows: bool
     columns: bool
@@ -123,7 +123,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Extents:
-    """Extents of the operands of a straight line of steps. inputs: those of what is read."""
+    """Extents of the operands of a straight line of steps. inputs: extents of the inputs."""
 
     inputs: tuple[Extent, ...]
     steps: tuple[AnyStep, ...]
@@ -148,7 +148,7 @@ class Extents:
 
 
 _ABSORBED = {Join.SUM: "mul", Join.MAX: "abs"}
-"""The op whose result is not needed to reduce it."""
+"""Op that a reduction computes itself, so that its result is not needed."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,14 @@ class RowProgram:
 
     inputs: tuple[View, ...]  # by the numbers of ``Load``
     steps: tuple[AnyStep, ...]  # value k is the result of step k
-    stores: tuple[Store, ...]  # what is written of each row
-    sums: tuple[ColumnSum, ...] = ()  # what is written of all rows together
-    late: frozenset[int] = frozenset()  # numbers of the stores that wait for the last phase
-    indices: tuple[View, ...] = ()  # integers of which there is one a row, the numbers of rows elsewhere
+    stores: tuple[Store, ...]  # outputs of each row
+    sums: tuple[ColumnSum, ...] = ()  # outputs of all rows together
+    late: frozenset[int] = frozenset()  # numbers of the stores that are written in the last phase
+    indices: tuple[View, ...] = ()  # integers, one per row: numbers of the rows of other tensors
 
     @cached_property
     def swapped(self) -> tuple[Pairs, ...]:
-        """The pairs of columns that steps exchange."""
+        """The pairs of columns that steps swap."""
         found = (step for step in self.steps if step.op_name == SWAP)
         return tuple(dict.fromkeys(Pairs(**dict(step.attributes)) for step in found))
 
@@ -176,24 +176,24 @@ class RowProgram:
 
     @cached_property
     def groups(self) -> tuple[RankGroup, ...]:
-        """The ranks whose memory is read or written, by each table. Kernels meet by the first."""
+        """The groups of ranks whose memory is read or written, one per table. Kernels synchronize by the first."""
         places = (view.place for view in self.all_views)
         return tuple(dict.fromkeys(place.group for place in places if isinstance(place, OfRank)))
 
     @property
     def all_views(self) -> tuple[View, ...]:
-        """Views that are read and written, every part."""
+        """All views that are read or written, including the tensors that follow in a joined view."""
         return tuple(part for view in (*self.inputs, *(s.view for s in self.stores)) for part in view.parts)
 
     @property
     def numbers_columns(self) -> bool:
-        """True if a step is given the number of its element's column, or finds an element by it."""
+        """True if a step reads the number of its element's column, or picks an element by it."""
         numbered = (isinstance(o, Column) for step in self.steps for _, o in step.operands)
         return any(numbered) or any(isinstance(step, Pick) for step in self.steps)
 
     @property
     def numbers_rows(self) -> bool:
-        """True if a step is given the number of its element's row."""
+        """True if a step reads the number of its element's row."""
         return any(isinstance(o, RowNumber) for step in self.steps for _, o in step.operands)
 
     @property
@@ -216,7 +216,7 @@ class RowProgram:
 
     @cached_property
     def earliest(self) -> tuple[int, ...]:
-        """The first phase in which each step's value can be known; a reduction's is that after its input's."""
+        """The first phase in which each step's value can be known. A reduction's result belongs to the next phase."""
         found: list[int] = []
         for step in self.steps:
             before = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
@@ -225,8 +225,8 @@ class RowProgram:
 
     @cached_property
     def phase(self) -> tuple[int, ...]:
-        """The phase in which each step is computed: the last that serves all who read it, as values that
-        wait take registers. What is written is computed, and written, as early as can be."""
+        """The phase in which each step is computed: the last possible one, because values that wait take registers.
+        Outputs are computed and written as early as possible."""
         found = [self.last] * len(self.steps)
         for store in self.stores:
             index = store.value.index
@@ -243,7 +243,7 @@ class RowProgram:
 
     @cached_property
     def known(self) -> tuple[int, ...]:
-        """The phase at whose beginning each value of one per row is made."""
+        """The phase at whose beginning each value of one per row is computed."""
         found: list[int] = []
         for k, step in enumerate(self.steps):
             made = max((found[o.index] for _, o in step.operands if isinstance(o, Chain)), default=0)
@@ -251,8 +251,8 @@ class RowProgram:
         return tuple(found)
 
     def _awaited(self, k: int, made: int) -> int:
-        """The phase until which a value waits for memory, which answers late: an element that is picked is read a phase
-        before it is needed, and used in the next, where there are so many. made: the phase of its last operand."""
+        """The phase until which a value waits, to hide memory latency: a picked element is read a phase before it
+        is needed, and used in the next, if there are as many phases. made: the phase of its last operand."""
         step = self.steps[k]
         picked = any(isinstance(o, Chain) and isinstance(self.steps[o.index], Pick) for _, o in step.operands)
         used = min(made + 1, self.phase[k]) if picked else 0
@@ -265,34 +265,34 @@ class RowProgram:
 
     @cached_property
     def read_whole(self) -> tuple[View, ...]:
-        """Inputs with an element for each one of the rows."""
+        """Inputs with an element for each column of each row."""
         whole = (view for view in self.inputs if view.rows and view.columns)
         return tuple(view for view in whole if view.unit.pairs is None and not view.unit.period)
 
     @cached_property
     def periods(self) -> tuple[int, ...]:
-        """Columns after which elements of an input come again, each number once."""
+        """Columns after which elements of an input repeat; each number once."""
         return tuple(dict.fromkeys(view.unit.period for view in self.inputs if view.unit.period))
 
     @cached_property
     def written_whole(self) -> tuple[View, ...]:
-        """Outputs with an element for each one of the rows; scales of blocks, and values of parts, are beside them."""
+        """Outputs with an element for each column of each row, without scales of blocks and values of parts."""
         whole = (s for s in self.stores if not s.amax and s.scales_of is None and not s.view.unit.part)
         return tuple(s.view for s in whole if self.extents[s.value.index].columns)
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
-        """Elements that share a scale, by each store that has some, and those of parts."""
+        """Block sizes of quantized stores, and columns of parts; each number once."""
         return tuple(dict.fromkeys((*(store.block_size for store in self.stores if store.block_size), *self.parts)))
 
     @cached_property
     def one_a_part(self) -> frozenset[Operand]:
-        """Values of which the elements of a part have one."""
+        """Values that vary along a row and are the same for all elements of a part."""
         return of_parts(self.steps, lambda o: self.extent(o).columns) if self.parts else frozenset()
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
-        """Columns of the parts of rows that steps join."""
+        """Columns of the parts that steps reduce; each number once."""
         return tuple(dict.fromkeys(size for size in map(part_of, self.steps) if size))
 
     @cached_property
@@ -301,21 +301,21 @@ class RowProgram:
         return max(self.earliest, default=0)
 
     def store_phase(self, number: int) -> int:
-        """The phase in which a store of a value that varies over columns writes."""
+        """The phase of a store whose value varies over columns."""
         return self.last if number in self.late else self.phase[self.stores[number].value.index]
 
     def stored_in(self, phase: int) -> Iterator[tuple[int, Store]]:
-        """The stores of values that vary over columns, with their numbers."""
+        """The stores of a phase whose values vary over columns, with their numbers."""
         for number, store in enumerate(self.stores):
             if self.extents[store.value.index].columns and self.store_phase(number) == phase:
                 yield number, store
 
     def reduced_after(self, phase: int, join: Join) -> list[int]:
-        """The steps that join what a phase knows of a row in this way."""
+        """The reductions by `join` whose inputs this phase computes."""
         return [k for k in self.reductions(join) if self.phase[k] == phase + 1]
 
     def reductions(self, join: Join) -> list[int]:
-        """All steps that join elements of a row in this way."""
+        """All reductions of rows by `join`."""
         return [k for k in self._reductions if self.steps[k].join is join]
 
     @cached_property
@@ -323,8 +323,9 @@ class RowProgram:
         return tuple(k for k, step in enumerate(self.steps) if isinstance(step, Reduce))
 
     def joined(self, k: int) -> tuple[Operand, ...]:
-        """Operands that reduction number k goes through: of the sum of a product that is not rounded the two factors,
-        which are multiplied as they are added; of the largest of magnitudes the values that these are of."""
+        """Operands that the reduction of step k reads: its input, or the operands of the op that it absorbs.
+
+        A sum absorbs a product that is not rounded, as multiply-adds; a maximum absorbs magnitudes."""
         reduction = self.steps[k]
         made = self.steps[reduction.input.index] if isinstance(reduction.input, Chain) else None
         if made is None or made.rounded is not None or made.op_name != _ABSORBED[reduction.join]:
@@ -334,11 +335,11 @@ class RowProgram:
         return operands if arrays else (reduction.input,)
 
     def is_of_magnitudes(self, k: int) -> bool:
-        """True if reduction number k, a largest one, is of the magnitudes of what it goes through."""
+        """True if step k, a maximum, takes the magnitudes of its operands (see `joined`)."""
         return self.joined(k) != (self.steps[k].input,)
 
     def summed_in(self, phase: int) -> Iterator[tuple[int, ColumnSum]]:
-        """The sums over all rows to which a phase adds, with their numbers."""
+        """The sums over all rows that a phase accumulates, with their numbers."""
         for number, s in enumerate(self.sums):
             if max((self.phase[o.index] for o in s.factors if isinstance(o, Chain)), default=0) == phase:
                 yield number, s
@@ -351,13 +352,13 @@ class RowProgram:
 
     @cached_property
     def elementwise(self) -> tuple[AnyStep, ...]:
-        """The steps of which there is a value for each element, without those that reductions absorb."""
+        """The steps with a value for each element, without those that reductions absorb."""
         needed = {o.index for phase in range(self.last + 1) for o in self.elements(phase) if isinstance(o, Chain)}
         return tuple(self.steps[k] for k in sorted(needed))
 
     def held(self, again: frozenset[Chain | Load] = frozenset()) -> tuple[tuple[Chain | Load, ...], ...]:
-        """Values of one element that a thread keeps from the phases before, for each phase but the first.
-        again: what is rather read or worked out once more."""
+        """Elementwise values that a thread keeps from earlier phases, for each phase but the first.
+        again: values that are read or computed again instead."""
         return tuple(self._held(phase, again) for phase in range(1, self.last + 1))
 
     def _held(self, phase: int, again: frozenset[Chain | Load]) -> tuple[Chain | Load, ...]:
@@ -369,9 +370,10 @@ class RowProgram:
         return tuple(sorted(kept, key=lambda o: (isinstance(o, Chain), o.index)))
 
     def elements(self, phase: int, known: Iterable[Chain | Load] = ()) -> tuple[Chain | Load, ...]:
-        """All elementwise values that a phase needs, in an order in which each follows its operands; those
-        of `known` as they are, others with what they are computed from. Values that are one a column
-        are computed or read again in each phase and never held: they come with all they need."""
+        """All elementwise values that a phase needs, each after its operands.
+
+        Operands of values in `known` are left out. Values of one per column are never held: each phase computes or
+        reads them again, so their operands are included."""
         known = set(known)
         found: dict[Chain | Load, None] = {}
 

@@ -1,4 +1,4 @@
-"""Drops steps whose results nobody reads, such as those of an op's unused output."""
+"""Removal of steps whose results are not read, such as those of an op's unused output."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from graphfuse.rows.steps import AnyStep, Chain, Operand, Shorter, renamed
 
 
 def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
-    """The other steps. read: values that are read beside the steps."""
+    """The steps that are needed; None if all are. read: values that stores and sums read."""
     wanted = set(read)
     for k in reversed(range(len(steps))):
         if Chain(k) in wanted:

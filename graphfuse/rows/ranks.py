@@ -1,5 +1,5 @@
-"""Several ranks: an input that each has is read from all of them and added up, in the order of ranks; an output that
-each gets is written to all of them."""
+"""Programs over several ranks: their inputs are read from all ranks and summed in the order of ranks, and their outputs
+are written to all ranks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,14 +10,13 @@ from graphfuse.rows.steps import Chain, Load, Operand, Step, renamed
 from graphfuse.rows.views import OfRank, View
 
 MOST_TABLES = 2
-"""Of ranks, in one program: a kernel reads one memory and writes another."""
+"""Tables of ranks in one program: a kernel reads the memory of one and writes that of another."""
 
 
 def over_ranks(program: RowProgram, rounded: Mapping[int, data_type | None]) -> RowProgram:
-    """The program with the sum over ranks in the place of each input that is of rank 0's memory, and with a store for
-    each rank in the place of one to rank 0's.
+    """The program with inputs and stores of rank 0 replaced by those of all ranks. Inputs become their sum over ranks.
 
-    rounded: numbers of these inputs, each with the type that its sum is rounded to, None for float32.
+    rounded: numbers of these inputs, each with the type that its sum is rounded to; None for float32.
     """
     groups = program.groups
 

@@ -1,4 +1,4 @@
-"""Roundings that are steps of their own, those that change nothing, and steps whose operands have the type already."""
+"""Simplification of roundings: some are merged into other steps, others are marked as exact or as cheap."""
 
 import math
 from collections import Counter
@@ -11,13 +11,13 @@ from graphfuse.rows.program import SWAP
 from graphfuse.rows.steps import AnyStep, Chain, Operand, Shorter, Step, renamed
 
 _BITS = {data_type.BFLOAT16: 8, data_type.HALF: 11}
-"""Bits of a significand."""
+"""Bits of the significand."""
 _LEAST_NORMAL = 2.0**-14
 
 
 def roundings_joined(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
-    """The steps. One that only rounds what nobody else reads is joined to the step that makes it. read: values that are
-    read beside the steps."""
+    """The steps with roundings merged into the steps that compute their operands, if nothing else reads these; None if
+    there are none. read: values that stores and sums read."""
     readers = Counter([*(o for step in steps for _, o in step.operands), *read])
     made: list[AnyStep] = []
     moved: dict[Operand, Operand] = {}
@@ -35,12 +35,12 @@ def roundings_joined(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Short
 
 
 TypeOf = Callable[[Operand], data_type | float | None]
-"""Of what no step makes its type, or value if known."""
+"""Function that returns the value of an operand, if known, else its type. For operands that no step computes."""
 
 
 def marked(steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, data_type]) -> list[AnyStep]:
-    """The steps, marked with what is found. written: types of values of which all that is seen is how they are written:
-    a step rounds to it if it computes with such values, and there are cheaper forms of that."""
+    """The steps with `exact` and `narrow` set. written: types of values that are only stored, once. Their step rounds
+    to this type if its operands have the type and its op has a cheaper form for it."""
     made: list[AnyStep] = []
     for k, step in enumerate(steps):
         dtype = step.rounded if isinstance(step, Step) else None
@@ -55,7 +55,7 @@ def marked(steps: Sequence[AnyStep], type_of: TypeOf, written: Mapping[Operand, 
 
 
 def has_type(steps: Sequence[AnyStep], o: Operand, dtype: data_type, type_of: TypeOf) -> bool:
-    """True if a type has the value of an operand."""
+    """True if the value of an operand is known to be representable in a type."""
     if isinstance(o, Chain):
         step = steps[o.index]
         return step.rounded is dtype or step.rounded is None and _chosen(steps, step, dtype, type_of)
@@ -64,14 +64,14 @@ def has_type(steps: Sequence[AnyStep], o: Operand, dtype: data_type, type_of: Ty
 
 
 def _chosen(steps: Sequence[AnyStep], step: AnyStep, dtype: data_type, type_of: TypeOf) -> bool:
-    """True if a step chooses among values of a type, which may change their signs."""
+    """True if a step returns one of several values of a type, perhaps with another sign."""
     chosen = [o for port, o in step.operands if step.op_name in OPS and port in OPS[step.op_name].chooses]
     chosen += [o for _, o in step.operands if step.op_name == SWAP]
     return bool(chosen) and all(has_type(steps, o, dtype, type_of) for o in chosen)
 
 
 def is_exact(value: float, dtype: data_type) -> bool:
-    """True if a type is known to have a number."""
+    """True if a type is known to represent a number."""
     if dtype not in _BITS or not (value == 0 or _LEAST_NORMAL <= abs(value) <= dtype.facts.max):
         return False
     return math.ldexp(math.frexp(value)[0], _BITS[dtype]).is_integer()

@@ -1,6 +1,6 @@
-"""Steps of straight-line programs, and their operands: what a fused kernel applies to each value.
+"""Steps of row programs, and their operands.
 
-``rows.program`` has programs of steps, ``codegen.expressions`` prints them.
+``rows.program`` has the programs, ``codegen.expressions`` prints steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A one-element tensor operand: by value from the host, or read from device memory
-    at an address that is a multiple of alignment bytes."""
+    """A one-element tensor, passed by value or read from device memory. alignment: of its address, in bytes."""
 
     tensor: TensorId
     name: str
@@ -50,7 +49,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Column:
-    """The number of an element in its row, from 0: an operand of pointwise steps. It is exact up to `MOST_COLUMNS`.
+    """The column number of each element, from 0, as operand of pointwise steps. It is exact up to `MOST_COLUMNS`.
     integer: whether the step reads it as an integer."""
 
     integer: bool = False
@@ -58,19 +57,19 @@ class Column:
 
 @dataclass(frozen=True)
 class RowNumber:
-    """The number of an element's row, from 0: an operand of pointwise steps with columns, which read an integer."""
+    """The row number of each element, from 0, as an integer operand of pointwise steps with columns."""
 
 
 MOST_COLUMNS = 2**24
-"""float32 has all integers up to this."""
+"""float32 represents all integers up to this."""
 
 Operand = Chain | Load | Scalar | Number | Column | RowNumber
 
 
 @dataclass(frozen=True)
 class Step:
-    """One op with its operands by port. rounded: the type that its result is rounded to, None for float32. exact:
-    whether it is of that type as it is. narrow: whether all operands have values of that type."""
+    """One op with its operands by port. rounded: the type that the result is rounded to; None for float32. exact:
+    whether rounding to it changes nothing. narrow: whether all operands have values of that type."""
 
     op_name: str
     operands: tuple[tuple[str, Operand], ...]
@@ -82,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Reduce:
-    """A step that makes one value of each row: all elements of `input`, joined. rounded: as of ``Step``."""
+    """A step that reduces all elements of a row of `input` to one value. rounded: as in ``Step``."""
 
     join: Join
     input: Operand
@@ -99,8 +98,8 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Pick:
-    """A step that makes one value of each row: its element in the column numbered `column`, of which there is one a
-    row; 0 where no column has that number. rounded: as of ``Step``."""
+    """A step that reads one element of each row, in column number `column`; 0 if there is no such column. Rows may
+    differ in the number. rounded: as in ``Step``."""
 
     input: Load
     column: Operand
@@ -118,17 +117,17 @@ class Pick:
 AnyStep = Step | Reduce | Pick
 
 Shorter = tuple[tuple[AnyStep, ...], dict[Operand, Operand]] | None
-"""Other steps in the place of some, and by the old values the new ones; None where nothing changes."""
+"""New steps, and the new value for each old one; None if nothing changes."""
 
 
 def operands_of(steps: Sequence[AnyStep], o: Operand, op_name: str) -> dict[str, Operand]:
-    """The operands of the step that makes a value, if it is of this op and does not round; else none."""
+    """The operands of the step that computes a value, if the step has this op and does not round; else empty."""
     step = steps[o.index] if isinstance(o, Chain) else None
     return dict(step.operands) if step is not None and step.op_name == op_name and step.rounded is None else {}
 
 
 def renamed(step: AnyStep, moved: Mapping[Operand, Operand]) -> AnyStep:
-    """The step with new operands in the place of old ones."""
+    """The step with operands replaced. moved: old -> new."""
     if isinstance(step, Reduce):
         return replace(step, input=moved.get(step.input, step.input))
     if isinstance(step, Pick):

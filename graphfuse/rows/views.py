@@ -1,12 +1,12 @@
 """Views: tensors read or written as rows x columns, and the places where their rows lie.
 
 A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation,
-legality and launch arguments ask what `Place` has, with the answers of a tensor that has all rows, and nothing else. So
-a new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` makes it the
-program's.
+legality and launch arguments use only the methods of `Place`, whose defaults are for a tensor that has all rows. So a
+new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` converts it to axes
+and indices of the program.
 
-Texts are C++. `name` is that of the kernel's parameter for the tensor's address; parameters of the place begin with it.
-`a` has the parameters, `row` the addresses of a row; `address` is the one there.
+Methods return C++. `name` is the kernel's parameter for the tensor's address; the place's parameters begin with it.
+In C++, `a` has the parameters, and `row` has the addresses of a row; `address` is one of these.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,32 +18,32 @@ from graphfuse.op_graph.ir import TensorId
 from graphfuse.rows.pairs import COLUMNS, EachColumn
 
 Parameter = tuple[str, str, int]
-"""Type, name and value of a number that a kernel is given."""
+"""Type, name and value of a number that is passed to a kernel."""
 
 
 @dataclass(frozen=True)
 class Place:
     """All rows of the program, at the view's strides."""
 
-    kind: ClassVar[str] = ""  # words for errors about the rows; empty for all rows
-    partial: ClassVar[bool] = False  # whether a row may have no place
+    kind: ClassVar[str] = ""  # text for errors about the rows; empty for all rows
+    partial: ClassVar[bool] = False  # whether the tensor may lack some rows
     late: ClassVar[bool] = False  # whether addresses of an output wait until the row's reads are issued
-    axes: ClassVar[tuple[int, ...]] = ()  # row axes along which it counts, joined with no other
+    axes: ClassVar[tuple[int, ...]] = ()  # row axes that it needs separate from all others
     span: ClassVar[tuple[int, int, int] | None] = None  # axis, first and end of the rows that the tensor has
     numbers: ClassVar[tuple[int, ...]] = ()  # the indices of the program that choose rows
-    strides: ClassVar[tuple[int, ...]] = ()  # elements between rows beside the view's strides
-    following: ClassVar[tuple["View", ...]] = ()  # views of the tensors with the rows that follow
+    strides: ClassVar[tuple[int, ...]] = ()  # elements between rows in addition to the view's strides
+    following: ClassVar[tuple["View", ...]] = ()  # views of the tensors that have the following rows
 
     def only(self, within: "Within") -> "Place":
-        """The place of some of the rows."""
+        """The place limited to some of the rows."""
         return within
 
     def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
-        """The place in a program. axes: its row axes by those of the match. numbers: tensors of its indices."""
+        """The place in terms of a program. axes: match axis -> row axis. numbers: tensors of the program's indices."""
         return self
 
     def like(self, other: "Place") -> bool:
-        """True if rows are the same, each at one address if both tensors begin there."""
+        """True if both places have the same rows, at the same addresses if both tensors begin at the same one."""
         return self == other
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -51,31 +51,31 @@ class Place:
         return list(zip(extents, strides, strict=True))
 
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
-        """Numbers that it takes to find rows. nbytes: of so many elements."""
+        """Kernel parameters for finding rows. nbytes: converts elements to bytes."""
         yield from ()
 
     def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
-        """The number of a row along each axis as the tensor counts, from that as the program counts."""
+        """Number of a row in the tensor along each axis. numbers: those in the program."""
         return numbers
 
     def has(self, name: str, numbers: Sequence[str]) -> str:
-        """Condition under which the tensor has the row; empty if it has all, or all that are left."""
+        """Condition that the tensor has the row; empty if it has all, or all that the tensors before it lack."""
         return ""
 
     def located(self, name: str) -> Iterator[tuple[str, str, str]]:
-        """Type, name and value of what `row` has beside addresses, once the numbers of chosen rows have been read."""
+        """Type, name and value of members of `row` besides addresses, set after the row numbers have been read."""
         yield from ()
 
     def address(self, name: str, address: str) -> str:
-        """Address of an input's row, by what `row` has."""
+        """Address of an input's row, from the members of `row`."""
         return address
 
     def exists(self, name: str) -> str:
-        """Condition under which an input has the row, by what `row` has; empty if it has all."""
+        """Condition that an input has the row, from the members of `row`; empty if it has all."""
         return ""
 
     def settled(self, name: str, address: str) -> str:
-        """Address of an output's row, complete; empty if `address` is."""
+        """Final address of an output's row; empty if that is `address`."""
         return ""
 
 
@@ -86,8 +86,8 @@ class Within(Place):
     axis: int
     first: int
     end: int
-    rest: "View | None" = None  # the next of several tensors that have all rows between them
-    after: bool = False  # whether others have the rows before first
+    rest: "View | None" = None  # the next of several tensors that together have all rows
+    after: bool = False  # whether other tensors have the rows before first
     kind: ClassVar[str] = "are some of all"
 
     @property
@@ -123,7 +123,7 @@ class Within(Place):
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
         if self.first:
             yield "gf::u32", f"{name}_first", self.first
-        if self.rest or not self.after:  # the last of several has all that are left
+        if self.rest or not self.after:  # the last of several tensors has all remaining rows
             yield "gf::u32", f"{name}_end", self.end
 
     def counted(self, name: str, numbers: Sequence[str]) -> Sequence[str]:
@@ -132,19 +132,19 @@ class Within(Place):
 
     def has(self, name: str, numbers: Sequence[str]) -> str:
         number = f"gf::u32({numbers[self.axis]})"
-        if self.rest or self.after:  # none before it has the row
+        if self.rest or self.after:  # the tensors before it lack the row
             return f"{number} < a.{name}_end" if self.rest else ""
         return f"{number} < a.{name}_end" + f" && {number} >= a.{name}_first" * bool(self.first)
 
 
 @dataclass(frozen=True)
 class Indexed(Place):
-    """Rows chosen by number. A row whose number the tensor has not is read as NaN, and is not written."""
+    """Rows chosen by number. A row is read as NaN, and not written, if the tensor has no row of that number."""
 
-    index: int  # which of the program's indices has the row's number
-    stride: int  # elements between rows of neighbouring numbers
+    index: int  # number of the program's index that chooses the rows
+    stride: int  # elements between rows of adjacent numbers
     count: int  # rows of the tensor
-    of: Place = Place()  # the rows of the program that have a number
+    of: Place = Place()  # the rows of the program that are chosen
     kind: ClassVar[str] = "are chosen by number"
     partial: ClassVar[bool] = True
     late: ClassVar[bool] = True
@@ -175,7 +175,7 @@ class Indexed(Place):
         return False
 
     def reach(self, extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-        # Two rows of one number are the caller's matter.
+        # The caller is responsible for two rows with one number.
         return [(e, s) for e, s in self.of.reach(extents, strides) if s] + [(self.count, self.stride)]
 
     def parameters(self, name: str, nbytes: Callable[[int], int]) -> Iterator[Parameter]:
@@ -192,7 +192,7 @@ class Indexed(Place):
     def located(self, name: str) -> Iterator[tuple[str, str, str]]:
         number = f"row.n{self.index}"
         yield "bool", f"{name}_there", f"gf::u64({number}) < gf::u64(a.{name}_count)"
-        # Of a number that the tensor has not, nothing is read.
+        # If the tensor has no such row, the offset is not used.
         yield "gf::i64", f"{name}_far", f"gf::times(decltype(a.{name}_count)({number}), a.{name}_row)"
 
     def address(self, name: str, address: str) -> str:
@@ -208,7 +208,7 @@ class Indexed(Place):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one host. table: the tensor of addresses (``all_reduce``). rank: of this process. size: how many."""
+    """Ranks of one host. table: tensor of addresses (``all_reduce``). rank: this process's. size: number of ranks."""
 
     table: TensorId
     rank: int
@@ -217,16 +217,16 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class OfRank(Place):
-    """All rows, in the memory of a rank, as far into it as the tensor, which is that of this process, into its own."""
+    """All rows, in the memory of a rank, at the same offset as in this process's memory."""
 
     group: RankGroup
     rank: int
-    number: int = 0  # which of the program's groups
+    number: int = 0  # number of the program's group
     kind: ClassVar[str] = "are those of several ranks"
     late: ClassVar[bool] = True
 
     def like(self, other: Place) -> bool:
-        return False  # while one thread has read an element, those of other ranks may still read it
+        return False  # other ranks may still read an element after this one has written it
 
     def address(self, name: str, address: str) -> str:
         return f"gf::offset({address}, row.{self.apart})"
@@ -236,7 +236,7 @@ class OfRank(Place):
 
     @property
     def apart(self) -> str:
-        """Member of `row` that has the bytes from memory of this process to the same of the rank."""
+        """Member of `row` with the distance in bytes from this process's memory to the rank's."""
         return f"rank{self.rank}" + f"_{self.number}" * bool(self.number)
 
 
@@ -250,24 +250,24 @@ class View:
     tensor: TensorId
     name: str
     dtype: data_type
-    row_strides: tuple[int, ...]  # one for each row axis of the program, 0 where the tensor does not vary
+    row_strides: tuple[int, ...]  # one for each row axis of the program; 0 if the tensor does not vary along it
     column_stride: int  # 1 for packed columns, also of tensors without columns
-    alignment: int  # bytes that the address is a multiple of
+    alignment: int  # of the address, in bytes
     rows: bool = True  # whether it varies along rows
     columns: bool = True  # whether it varies along columns
-    swizzled: bool = False  # in tiles of 128 x 4 (F8_128x4), where strides say nothing
-    offset: int = 0  # elements from the tensor's first to that of the view
+    swizzled: bool = False  # in tiles of 128 x 4 (F8_128x4), which strides do not describe
+    offset: int = 0  # elements from the tensor's first element to the view's
     place: Place = ROWS  # where its rows lie
-    unit: EachColumn = COLUMNS  # what of a row it has an element for
+    unit: EachColumn = COLUMNS  # what part of a row one element stands for
 
     @property
     def parts(self) -> tuple["View", ...]:
-        """Views of all its tensors, this one first."""
+        """Views of all tensors of a joined view, this one first."""
         return (self, *self.place.following)
 
 
 def joined(views: Sequence[View]) -> View:
-    """One view of tensors of which each has the rows that follow those of the one before."""
+    """One view of several tensors, each with the rows that follow those of the previous one."""
     if len(views) == 1:
         return views[0]
     found = None
