@@ -1,1 +1,1 @@
-"""The op graph as data: what a user recorded, the frozen graph made of it, its checks and its printed forms."""
+"""The op graph as data: the graph that a user recorded, the frozen graph, its checks and its printed forms."""

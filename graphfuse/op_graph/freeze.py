@@ -1,9 +1,9 @@
-"""From the user's graph to the frozen IR: infers shapes, strides and data types, and checks everything.
+"""Conversion of the user's graph to the frozen IR: infers shapes, strides and data types, and checks them.
 
 It also decides the dtype of virtual tensors: their node's compute type or, with intermediate_rounding "declared", the
-type that they declare. Of a node that moves integers or float64 to one that sees more of them, it is theirs. What a
-product reads has the type that it declares, also by way of what only moves it: it is the type that is multiplied, as in
-tensor cores.
+type that they declare. A node that moves integers or float64 to a node that distinguishes them keeps their type. An
+operand of a product keeps the type that it declares, also through nodes that only move it: tensor cores multiply that
+type.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from graphfuse.op_graph.tensor import Tensor, checked_number
 from graphfuse.ops.layouts import packed_like
 
 COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE, data_type.INT32)
-# E8M0 holds powers of two alone: a scale's type, which ordinary results do not round to.
+# E8M0 holds only powers of two: it is a type of scales, to which results are not rounded.
 OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
 
@@ -54,7 +54,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
 
 
 def infer(graph: Recorded, node: NodeRecord) -> None:
-    """Writes shapes, strides and data types of a node's outputs that are not set. Those of its inputs are known."""
+    """Infers shapes, strides and data types of a node's outputs that are not set. Those of its inputs are known."""
     where = f"node {node.name!r} ({node.op.name})"
     computes = [dtype for dtype in COMPUTE_TYPES if dtype.is_float or node.op.integers]
     if node.compute not in computes:
@@ -104,7 +104,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_constants(node: NodeRecord, rank: int) -> str:
-    """A remedy, where a constant has got its rank from an earlier node."""
+    """Hint for an error, if a constant got its rank from an earlier node; else empty."""
     for t in node.inputs.values():
         if t.value is not None and len(t.inferred_dim) not in (0, rank):
             return f"; constant {t.get_name()!r} has the rank of the node that reads it first: make one for each rank"
@@ -122,7 +122,7 @@ def _stride(node: NodeRecord, dim: tuple[int, ...]) -> tuple[int, ...]:
 def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:
     if t.get_data_type() is not data_type.NOT_SET:
         return
-    # As cuDNN's frontend has it: a graph's type for intermediates is that of inputs and outputs, or FLOAT.
+    # As in cuDNN's frontend: a graph's default type for intermediates is that of inputs and outputs, or FLOAT.
     between = (graph.intermediate_data_type, graph.io_data_type, data_type.FLOAT)
     known = between if t.get_is_virtual() else (graph.io_data_type,)
     t.inferred_data_type = default or next((d for d in known if d is not data_type.NOT_SET), data_type.NOT_SET)
@@ -133,7 +133,7 @@ def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> N
 
 
 def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_type]:
-    """Types that virtual tensors carry, of those that are not rounded to the type they declare."""
+    """Types of virtual tensors, by id of the user's tensor, if they differ from the declared ones."""
     if graph.intermediate_rounding == "declared":
         return {}
     carried: dict[int, data_type] = {}
@@ -150,7 +150,7 @@ def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_typ
             readers.setdefault(id(t), set()).add(None if port in node.op.exact else node.compute)
             reads[id(t)] += 1
     for node in reversed(nodes):
-        # What is only moved for a product is rounded before, not on the way.
+        # An operand that is only moved to a product is rounded before the move.
         types = {t.get_data_type() for t in node.outputs.values() if id(t) in multiplied}
         sources = (node.inputs[port] for port in node.op.moved)
         multiplied |= {id(t) for t in sources if reads[id(t)] == 1 and t.get_data_type() in types}
@@ -158,7 +158,7 @@ def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_typ
         moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
         held = holding(moved)
         for t in (t for t in node.outputs.values() if t.get_is_virtual()):
-            # Where all readers round it to the compute type anyway, it has that: engines read no other.
+            # If all readers round it to the compute type anyway, it has that type: engines read no other.
             is_kept = held.is_wide and readers.get(id(t)) != {node.compute}
             carried[id(t)] = held if is_kept else node.compute
             if id(t) in multiplied:
@@ -167,7 +167,7 @@ def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_typ
 
 
 def _blocks(nodes: Sequence[ir.Node]) -> dict[int, int]:
-    """Axis of blocks of tensors of scales, by number."""
+    """Number of a tensor of scales -> axis of its blocks."""
     along = (found for node in nodes for found in node.scales.items())
     return {t: axis for t, axis in along if isinstance(axis, int)}
 
@@ -209,7 +209,7 @@ def _freeze_node(node: NodeRecord, ids: dict[int, int]) -> ir.Node:
 
 
 def _types(node: NodeRecord) -> Iterator[tuple[str, data_type]]:
-    """The types of inputs that the node's result depends on."""
+    """Attributes with the types of inputs, if the node's result depends on them."""
     for port in node.op.inputs:
         if port.types and not port.numbers:
             yield f"{port.name}_type", node.inputs[port.name].get_data_type()

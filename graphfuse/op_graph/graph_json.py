@@ -1,6 +1,6 @@
-"""A validated graph as JSON, and back: what the user recorded, with everything that ``validate`` inferred.
+"""Conversion of a validated graph to JSON and back: the recorded graph, with all that ``validate`` inferred.
 
-Reading calls the graph's own methods, so they refuse the same things as for a user.
+Reading calls the graph's own methods, which check their arguments as for a user.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
 
 VERSION, RAGGED = 1, 2
-"""Of the form. It goes up with every change that earlier versions would read wrongly: RAGGED for graphs with ragged
-tensors, which those of version 1 have not."""
+"""Versions of the format. They increase with every change that earlier versions would read wrongly. Graphs with ragged
+tensors have version RAGGED."""
 
 _TYPES = ("io_data_type", "intermediate_data_type", "compute_data_type")
 SETTINGS = ("name", *_TYPES, "intermediate_rounding", "takes_overrides")
-"""What a graph says of all its tensors and nodes, by the names of attributes."""
+"""Names of a graph's attributes that hold for all its tensors and nodes."""
 
 
 def to_data(graph: Recorded) -> dict[str, object]:
-    """The graph as JSON values. Tensors are in the order of the frozen graph; nodes name them by their places."""
+    """The graph as JSON values. Tensors are in the order of the frozen graph; nodes refer to them by position."""
     kept = graph.kept
     places = {id(t): place for place, t in enumerate(kept)}
     return {
@@ -72,7 +72,7 @@ def _node(node: NodeRecord, places: Mapping[int, int]) -> dict[str, object]:
 
 
 def settings(data: object) -> dict[str, object]:
-    """The values of ``SETTINGS``. SerializedError for another version of the form."""
+    """The values of ``SETTINGS``. Raises SerializedError for an unknown version of the format."""
     version = field("the graph", data, "version", int)
     if version not in (VERSION, RAGGED):
         json_values.refuse("the graph's version", version, f"{VERSION} or {RAGGED}")
@@ -87,7 +87,7 @@ def settings(data: object) -> dict[str, object]:
 
 
 def fill(graph: Recorded, data: object) -> None:
-    """Make the tensors and nodes of `data` in an empty graph. SerializedError, or what the graph's methods raise."""
+    """Makes the tensors and nodes of `data` in an empty graph. Raises SerializedError, or as the graph's methods."""
     tensors, nodes = field("the graph", data, "tensors", list), field("the graph", data, "nodes", list)
     producers = _producers(nodes, len(tensors))
     made: list[Tensor | None] = [None] * len(tensors)
@@ -116,7 +116,7 @@ def _set_offsets(where: str, t: Tensor, data: dict, made: list[Tensor | None]) -
 
 
 def _producers(nodes: list, tensors: int) -> dict[int, int]:
-    """Place of a tensor -> number of the node that writes it."""
+    """Position of a tensor -> number of the node that writes it."""
     found: dict[int, int] = {}
     for number, node in enumerate(nodes):
         for kind in ("inputs", "outputs"):
@@ -142,7 +142,7 @@ def _add_tensor(graph: Recorded, where: str, data: object) -> Tensor:
 
 
 def _set_up(t: Tensor, where: str, data: object) -> None:
-    """All that a tensor may be told."""
+    """Sets all properties of a tensor."""
     t.set_name(field(where, data, "name", str)).set_uid(field(where, data, "uid", int))
     t.set_dim(integers(where, data, "dim")).set_stride(integers(where, data, "stride"))
     t.set_data_type(member(where, data, "data_type", data_type))
@@ -152,7 +152,7 @@ def _set_up(t: Tensor, where: str, data: object) -> None:
 
 
 def _add_node(graph: Recorded, where: str, data: object, tensors: list, made: list[Tensor | None]) -> None:
-    """Make a node, and put its outputs at their places in `made`."""
+    """Makes a node, and puts its outputs at their positions in `made`."""
     op = OPS.get(field(where, data, "op", str))
     if op is None:
         json_values.refuse(f"{where}: op", data["op"], "an operation of graphfuse")

@@ -26,12 +26,12 @@ class FrozenTensor:
 
     virtual: exists only between nodes.
     by_value: a host scalar, given at execute or, if set, `value`.
-    alignment: its address is a multiple of this many bytes.
+    alignment: of its address, in bytes.
     workspace: a fixed byte offset in the workspace, for results that callers read there.
-    reordering: the order of elements in memory; if there is one, the stride has no meaning.
+    reordering: the order of elements in memory; unless it is NONE, the stride has no meaning.
     blocks: the axis of blocks of a reordered tensor.
-    ragged: the tensor that says where batches begin, in units of `multiplier` elements; the stride of the batch has no
-        meaning then.
+    ragged: the tensor of offsets at which batches begin, in units of `multiplier` elements. The stride of the batch
+        axis has no meaning then.
     """
 
     id: TensorId
@@ -56,7 +56,7 @@ class FrozenTensor:
 
     @property
     def span(self) -> int:
-        """Elements from the first to one past the last (0 for an empty tensor); of a reordered one, with padding."""
+        """Elements from the first to one past the last (0 for an empty tensor), with padding if reordered."""
         if self.reordering is tensor_reordering.F8_128x4:
             return reordering.padded(self.dim, self.blocks)
         if 0 in self.dim:
@@ -67,7 +67,7 @@ class FrozenTensor:
 
     @property
     def packed_axis(self) -> int | None:
-        """The axis along which neighbours touch: the one that types below a byte are packed along."""
+        """The axis of stride 1, along which types below a byte are packed; None if there is none."""
         touching = (axis for axis, (e, s) in enumerate(zip(self.dim, self.stride, strict=True)) if e > 1 and s == 1)
         return next(touching, None)
 
@@ -85,7 +85,7 @@ class FrozenTensor:
 
 @dataclass(frozen=True)
 class Node:
-    """One operation. inputs and outputs map port names to tensor ids, absent ports left out."""
+    """One operation. inputs, outputs: (port name, tensor id) of each port that is present."""
 
     name: str
     op_name: str
@@ -109,7 +109,7 @@ class Node:
 
     @property
     def scales(self) -> dict[TensorId, object]:
-        """The axes of blocks, by the tensors with their scales."""
+        """Tensor of scales -> axis of its blocks."""
         axes = {port.name: port.scales for port in (*self.op.inputs, *self.op.outputs) if port.scales}
         return {t: self.attribute(axes[port]) for port, t in (*self.inputs, *self.outputs) if port in axes}
 
@@ -119,7 +119,7 @@ class Node:
 
 @dataclass(frozen=True)
 class FrozenGraph:
-    """Tensors by id and nodes in an order in which each comes after its producers."""
+    """A graph with its tensors by id, and its nodes in topological order."""
 
     name: str
     tensors: tuple[FrozenTensor, ...]
@@ -141,7 +141,7 @@ class FrozenGraph:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """Nodes that each node needs, itself among them, as bits: bit i stands for node i."""
+        """Nodes that each node depends on, including itself, as bits: bit i stands for node i."""
         found: list[int] = []
         for i, node in enumerate(self.nodes):
             before = (found[self.producer[t]] for _, t in node.inputs if t in self.producer)
@@ -150,7 +150,7 @@ class FrozenGraph:
 
     @cached_property
     def descendants(self) -> tuple[int, ...]:
-        """Nodes that need each node, itself among them, as bits: bit i stands for node i."""
+        """Nodes that depend on each node, including itself, as bits: bit i stands for node i."""
         found = [1 << i for i in range(len(self.nodes))]
         for i in reversed(range(len(self.nodes))):
             for _, t in self.nodes[i].inputs:
@@ -159,15 +159,15 @@ class FrozenGraph:
         return tuple(found)
 
     def needs(self, tensors: Iterable[TensorId], nodes: Collection[int]) -> bool:
-        """True if computing one of `tensors` takes one of `nodes`."""
+        """True if one of `tensors` depends on one of `nodes`."""
         return not self.above(tensors).isdisjoint(nodes)
 
     def above(self, tensors: Iterable[TensorId]) -> set[int]:
-        """The nodes that computing `tensors` takes."""
+        """The nodes that `tensors` depend on."""
         return _numbers(reduce(or_, (self.ancestors[self.producer[t]] for t in tensors if t in self.producer), 0))
 
     def below(self, tensors: Iterable[TensorId]) -> set[int]:
-        """The nodes that need one of `tensors`."""
+        """The nodes that depend on one of `tensors`."""
         readers = (i for t in tensors for i in self.consumers.get(t, ()))
         return _numbers(reduce(or_, (self.descendants[i] for i in readers), 0))
 
@@ -185,15 +185,15 @@ class FrozenGraph:
         return tuple(t for t in self.tensors if t.id in self.producer and not t.virtual)
 
     def key(self) -> str:
-        """A digest of the computation: node order and names do not matter, all else does."""
+        """A digest of the computation. It is independent of node order and names, and of nothing else."""
         return _key(self)
 
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Some nodes of a graph, in order, with what they read from and write to outside.
+    """Some nodes of a graph, in order, with their external inputs and outputs.
 
-    Compared and hashed by its nodes: planning does both often, and always within one graph.
+    It is compared and hashed by its nodes alone: planning does both often, and always within one graph.
     """
 
     graph: FrozenGraph = field(repr=False, compare=False)
@@ -210,7 +210,7 @@ class Subgraph:
 
     @cached_property
     def outputs(self) -> tuple[TensorId, ...]:
-        """Written tensors that are not virtual or that a node outside reads."""
+        """Tensors written by its nodes that are not virtual, or that other nodes read."""
         inside = set(self.node_ids)
         return _unique(
             t
@@ -236,8 +236,8 @@ def _key(graph: FrozenGraph) -> str:
     colors = _colors(graph)
     lines: list[object] = []
     numbers: dict[TensorId, int] = {}
-    # Numbering in a walk from the ends, in an order that no name and no position decides,
-    # writes down the whole graph: equal texts are equal computations.
+    # A walk from the ends, in an order independent of names and positions, numbers and writes down the whole graph:
+    # equal texts are equal computations.
     ends = [t.id for t in graph.tensors if t.id in graph.producer and t.id not in graph.consumers]
     waiting = sorted(ends + [t.id for t in graph.outputs], key=lambda t: (colors[t], t), reverse=True)
     while waiting:
@@ -264,13 +264,13 @@ def _key(graph: FrozenGraph) -> str:
 
 
 def _colors(graph: FrozenGraph) -> dict[TensorId, str]:
-    """A digest per tensor of its surroundings, refined until no more tensors are told apart."""
+    """A digest per tensor of its surroundings, refined until no more tensors are distinguished."""
     colors = {t.id: _digest(_own(t)) for t in graph.tensors}
     told_apart = 0
     while told_apart < len(set(colors.values())):
         told_apart = len(set(colors.values()))
-        # Down and up in the order of the nodes, so that one round sees all that a tensor is made from and
-        # all that is made from it: a chain takes a few rounds, whatever its length.
+        # A pass down and a pass up the nodes, so that one round includes all that a tensor depends on and all that
+        # depends on it: a chain takes a few rounds, whatever its length.
         for node in graph.nodes:
             around = _around(node, colors)
             colors |= {t: _digest(colors[t], port, around) for port, t in node.outputs}
@@ -289,7 +289,7 @@ def _around(node: Node, colors: Mapping[TensorId, str]) -> str:
 
 
 def _own(t: FrozenTensor) -> tuple:
-    # Number, uid and name are left out: they say which tensor, not what is computed.
+    # Without number, uid and name, which identify the tensor and do not change the computation.
     return (
         t.dtype.name,
         t.dim,

@@ -1,4 +1,4 @@
-"""Rewrites of the frozen graph: adds the nodes and types that users may leave implicit."""
+"""Rewrites of the frozen graph: nodes that users may leave implicit, and reductions that are divided in two."""
 
 from dataclasses import replace
 
@@ -14,15 +14,16 @@ _ROW = 128
 
 
 def lower(graph: FrozenGraph) -> FrozenGraph:
-    """All rewrites, in order; the result is checked."""
+    """The graph after all rewrites, checked."""
     lowered = reduce_in_two(_explicit_block_scales(graph))
     verify.check_ir(lowered)
     return lowered
 
 
 def _explicit_block_scales(graph: FrozenGraph) -> FrozenGraph:
-    """An FP4 output of another op than block_scale_quantize is quantized in blocks of 16,
-    its scales going to the workspace at the offset where cuDNN's engine puts them."""
+    """The graph with a block_scale_quantize for an FP4 output of another op.
+
+    It has blocks of 16. Its scales go to the workspace, at the offset that cuDNN's engine uses."""
     implicit = [
         (i, port, graph.tensors[t])
         for i, node in enumerate(graph.nodes)
@@ -87,8 +88,9 @@ def _explicit_block_scales(graph: FrozenGraph) -> FrozenGraph:
 
 
 def block_scale_offset(rows: int) -> int:
-    """Byte offset of implicit NVFP4 scales in the workspace: after cuDNN's row statistics
-    (4 bytes a row) and a 4-byte counter, each rounded up to 128 bytes."""
+    """Byte offset of implicit NVFP4 scales in the workspace.
+
+    cuDNN's row statistics (4 bytes per row) and a 4-byte counter precede them, each rounded up to 128 bytes."""
     return -(-4 * rows // _ROW) * _ROW + -(-4 // _ROW) * _ROW
 
 

@@ -1,7 +1,7 @@
-"""Places that cuDNN's op methods give, by position, to what stands behind an op's ports and attributes.
+"""Order of the positional parameters that cuDNN's op methods have after an op's ports and attributes.
 
-Most have the compute data type before the name, as methods have here unless they are listed. An option that is not
-offered has a place where one that is offered stands behind it.
+Most have the compute data type before the name, which is the default; `TRAILING` lists the others. An option that is
+not offered keeps its position if one that is offered follows it.
 """
 
 from collections.abc import Mapping

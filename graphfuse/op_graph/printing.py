@@ -1,4 +1,4 @@
-"""A user's graph printed as Python that builds it again."""
+"""Printing of a user's graph as Python code that builds it again."""
 
 import builtins
 import keyword
@@ -11,7 +11,7 @@ from graphfuse.op_graph.tensor import Tensor
 
 
 def to_python(graph: Recorded) -> str:
-    """Runnable source: imports graphfuse and leaves the graph in `graph`, its tensors in variables."""
+    """Runnable source, which imports graphfuse and builds the graph in `graph`, its tensors in variables."""
     names = _variables(graph)
     made = {id(t) for node in graph.nodes for port, t in node.outputs.items() if port not in node.op.given}
     lines = ["import graphfuse", "", "graph = graphfuse.pygraph("]

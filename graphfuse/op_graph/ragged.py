@@ -1,4 +1,4 @@
-"""Ragged offsets of a node's tensors: what ``freeze`` checks of them, and makes inputs of the frozen node."""
+"""Ragged offsets of a node's tensors: the checks of ``freeze``, and the frozen node's inputs for them."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,13 +14,13 @@ _TYPES = (data_type.INT32, data_type.INT64)
 
 
 def offsets(node: NodeRecord) -> dict[str, Tensor]:
-    """Tensors of offsets, by the frozen node's ports for them."""
+    """Tensors of offsets, by the frozen node's ports."""
     found = ((port, t.get_ragged_offset()) for port, t in _tensors(node).items())
     return {f"{port}{OFFSETS}": t for port, t in found if t is not None}
 
 
 def check(graph: Recorded) -> None:
-    """GraphValidationError for a ragged tensor where nodes take none, or offsets that do not fit it."""
+    """Raises GraphValidationError if a node does not accept a ragged tensor, or if its offsets do not fit it."""
     if all(t.get_ragged_offset() is None for t in graph.tensors):
         return
     made = {id(t) for node in graph.nodes for t in node.outputs.values()}

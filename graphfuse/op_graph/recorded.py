@@ -1,4 +1,4 @@
-"""What a user recorded in a graph, before anything is inferred. ``freeze`` and ``printing`` read it."""
+"""Records of a user's graph before anything is inferred. ``freeze`` and ``printing`` read them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from graphfuse.ops import Op
 class NodeRecord:
     """A node as the user made it.
 
-    only_if_read: whether it is left out where nothing reads what it makes, which is an error of other nodes.
+    only_if_read: whether the node is omitted if nothing reads its results; for other nodes that is an error.
     """
 
     name: str
@@ -33,9 +33,9 @@ class NodeRecord:
 class Recorded:
     """A graph as recorded.
 
-    io_data_type, intermediate_data_type, compute_data_type: for tensors and nodes that have no type of their own.
+    io_data_type, intermediate_data_type, compute_data_type: defaults for tensors and nodes without a type.
     intermediate_rounding: "float32", or "declared" if all virtual tensors are rounded to the type they declare.
-    nodes: each after those it reads from.
+    nodes: in topological order.
     takes_overrides: whether calls may give other leading extents.
     """
 
@@ -50,7 +50,7 @@ class Recorded:
 
     @property
     def needed(self) -> list[NodeRecord]:
-        """The nodes, without those that are left out as nothing reads what they make."""
+        """The nodes without those that are `only_if_read` and that nothing reads."""
         found: list[NodeRecord] = []
         read: set[int] = set()
         for node in reversed(self.nodes):
@@ -61,7 +61,7 @@ class Recorded:
 
     @property
     def kept(self) -> list[Tensor]:
-        """The tensors, without outputs that no node writes."""
+        """The tensors without outputs that no node of `needed` writes."""
         made = {id(t) for node in self.nodes for t in node.outputs.values()}
         written = {id(t) for node in self.needed for port, t in node.outputs.items() if port not in node.absent}
         return [t for t in self.tensors if id(t) not in made - written]

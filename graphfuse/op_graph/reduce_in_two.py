@@ -1,8 +1,7 @@
-"""A rewrite of the frozen graph: a reduction along axes that lie apart in memory becomes two.
+"""A rewrite of the frozen graph: a reduction along axes that are not contiguous in memory becomes two.
 
-The first is along those axes that are one run of elements, which are rows of a kernel. The second is along the others,
-of what the first made, which is little. Pointwise nodes that other nodes read, too, are computed again in the kernel of
-the first.
+The first is along the contiguous axes, which are the rows of a kernel. The second is along the other axes, of the small
+result of the first. Pointwise nodes before it that other nodes read, too, are computed again in its kernel.
 """
 
 import itertools
@@ -14,20 +13,20 @@ from graphfuse.base.enums import reduction_mode
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, TensorId, packed_stride
 
 _BESIDE = ("matmul", "conv", "sdpa")
-"""Products, as their ops' names begin. Libraries compute them with the reduction behind."""
+"""Prefixes of the names of products, with which libraries compute the reduction after them."""
 _AGAIN = {mode: mode for mode in reduction_mode if mode.name in ("ADD", "MIN", "MAX", "AMAX", "AVG")}
 _AGAIN[reduction_mode.NORM1] = reduction_mode.ADD
-"""By mode, that which makes its result of what it makes of parts. NORM2 would have a root between."""
+"""Mode of the first reduction -> mode of the second. NORM2 has none: a root would come between."""
 
 
 @dataclass(frozen=True)
 class _Apart:
-    """Reductions that become two each, of which one kernel may make the first.
+    """Reductions that become two each, with the first ones in one kernel.
 
-    numbers: of the nodes.
-    inner: the axes of the first.
-    again: nodes that are computed again for them.
-    own: those that are for them alone, themselves among these.
+    numbers: the reductions, by index of their nodes.
+    inner: the axes of the first reductions.
+    again: nodes that are computed again for these reductions.
+    own: nodes that only these reductions need, including themselves.
     """
 
     numbers: frozenset[int]
@@ -37,7 +36,7 @@ class _Apart:
 
 
 def reduce_in_two(graph: FrozenGraph) -> FrozenGraph:
-    """The graph with two reductions in the place of each that is along axes apart."""
+    """The graph with each reduction along axes that are not contiguous replaced by two."""
     if any(node.op_name.startswith(_BESIDE) for node in graph.nodes):
         return graph
     groups = [*_apart(graph)]
@@ -77,7 +76,7 @@ def _with(node: Node, **attributes: object) -> Node:
 
 
 def _read(tensors: list[FrozenTensor], nodes: list[Node]) -> tuple[Node, ...]:
-    """Nodes without those whose results nobody reads any more."""
+    """The nodes without those whose results are not read any more."""
     kept, wanted = list[Node](), {t.id for t in tensors if not t.virtual}
     for node in reversed(nodes):
         if any(t in wanted for _, t in node.outputs):
@@ -88,7 +87,7 @@ def _read(tensors: list[FrozenTensor], nodes: list[Node]) -> tuple[Node, ...]:
 
 def _apart(graph: FrozenGraph) -> Iterator[_Apart]:
     found = dict[tuple[int, tuple[int, ...]], list[int]]()
-    levels = list[int]()  # of a node, how many nodes that are not pointwise are before it, one behind another
+    levels = list[int]()  # of each node: the most nodes that are not pointwise on a path to it
     for number, node in enumerate(graph.nodes):
         before = [graph.producer[t] for _, t in node.inputs if t in graph.producer]
         levels.append(max((levels[n] + (not graph.nodes[n].op.pointwise) for n in before), default=0))
@@ -104,16 +103,16 @@ def _apart(graph: FrozenGraph) -> Iterator[_Apart]:
 
 
 def _inner(graph: FrozenGraph, node: Node) -> tuple[int, ...]:
-    """The axes of the first of two reductions; none if the node stays one."""
+    """The axes of the first of two reductions; empty if the node is not divided."""
     if node.op_name != "reduction" or node.attribute("mode") not in _AGAIN or node.compute is not data_type.FLOAT:
         return ()
     if node.attribute("mode") is reduction_mode.AMAX and graph.tensors[node.outputs[0][1]].elements == 1:
-        return ()  # which any kernel of rows makes beside
+        return ()  # any kernel of rows can compute it in addition
     return _innermost(graph.tensors[node.inputs[0][1]], node.attribute("axes"))
 
 
 def _innermost(t: FrozenTensor, axes: Collection[int]) -> tuple[int, ...]:
-    """Axes, of some, that one stride joins, from that of elements next to each other on; none if these are all."""
+    """The innermost of `axes` that are contiguous in memory; empty if there are none or if all are."""
     inside = sorted((axis for axis in axes if t.dim[axis] != 1), key=lambda axis: t.stride[axis])
     if not t.elements or not inside or t.stride[inside[0]] != 1:
         return ()
@@ -124,7 +123,7 @@ def _innermost(t: FrozenTensor, axes: Collection[int]) -> tuple[int, ...]:
 
 
 def _pointwise_before(graph: FrozenGraph, numbers: Collection[int]) -> set[int]:
-    """Pointwise nodes that make what some nodes read, and is not in memory."""
+    """Pointwise nodes that some nodes depend on by virtual tensors and pointwise nodes alone."""
     found, waiting = set[int](), [*numbers]
     while waiting:
         for _, t in graph.nodes[waiting.pop()].inputs:

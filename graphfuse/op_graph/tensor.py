@@ -1,4 +1,4 @@
-"""The tensor a user sees and sets up; `freeze` turns it into an `ir.Tensor`."""
+"""`Tensor`, the tensor of a user's graph. `freeze` converts it to an `ir.FrozenTensor`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphfuse.base.errors import GraphNotSupportedError, GraphTypeError, GraphV
 
 
 class Tensor:
-    """A tensor of a graph; every setter returns the tensor, so that calls chain.
+    """A tensor of a graph. Every setter returns the tensor, so that calls can be chained.
 
-    Made by ``pygraph.tensor`` and the op methods, not directly. Dimensions and strides
-    are in elements, outermost first. What is not set is inferred by ``validate``.
+    ``pygraph.tensor`` and the op methods make tensors. Dimensions and strides are in elements, outermost first.
+    ``validate`` infers properties that are not set.
     """
 
     def __init__(self, uid: int, name: str, changed: Callable[[], None], claim: Callable[[Tensor, int], None]):
@@ -35,13 +35,13 @@ class Tensor:
         self._reordering = tensor_reordering.NONE
         self._ragged_offset: Tensor | None = None
         self._ragged_offset_multiplier = 1
-        # What validate worked out, kept apart from what the user said: a later change
-        # upstream must not collide with an old inference.
+        # Results of validate, separate from what the user set: a later change upstream must not conflict with an old
+        # inference.
         self.inferred_dim: tuple[int, ...] = ()
         self.inferred_stride: tuple[int, ...] = ()
         self.inferred_data_type = data_type.NOT_SET
         self.value: float | None = None
-        """The number of a constant made by ``tensor_scalar`` or a Python float; else None."""
+        """The number of a constant made by ``tensor_scalar`` or from a Python float; None otherwise."""
 
     def set_dim(self, dim: Sequence[int]) -> Tensor:
         """Extents per axis, each >= 0 (0 makes the tensor empty)."""
@@ -61,19 +61,19 @@ class Tensor:
 
     @also(value="is_output")
     def set_output(self, is_output: bool = True) -> Tensor:
-        """True if callers give a buffer that this tensor is written to."""
+        """Makes the tensor an output, for which callers give a buffer, or virtual."""
         self._virtual = not is_output
         return self._done()
 
     @also(value="is_virtual")
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
-        """True if the tensor lives only between nodes."""
+        """Makes the tensor virtual, so that it exists only between nodes, or not."""
         self._virtual = bool(is_virtual)
         return self._done()
 
     @also(value="is_pass_by_value")
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
-        """True if execute gets a host number instead of a device buffer."""
+        """Makes execute take a host number for the tensor instead of a device buffer, or not."""
         self._by_value = bool(is_pass_by_value)
         return self._done()
 
@@ -84,17 +84,17 @@ class Tensor:
         return self._done()
 
     def set_uid(self, uid: int) -> Tensor:
-        """The number that ``execute`` knows the tensor by; unique in the graph.
+        """The number that identifies the tensor in ``execute``; unique in the graph.
 
-        Numbers that users chose, or that ``get_uid`` has told them, stay: choosing one of them is a
-        GraphValidationError. Any other is free to be chosen; its holder then gets another.
+        Numbers that users set, or that ``get_uid`` has returned, stay: setting one of them for another tensor raises
+        GraphValidationError. Any other number may be set; a tensor that has it gets a new one.
         """
         self._claim(self, uid)
         self._uid = uid
         return self._done()
 
     def set_byte_alignment(self, alignment: int) -> Tensor:
-        """Bytes that every address bound to this tensor is a multiple of: a power of two, default 16.
+        """Alignment of every address bound to this tensor, in bytes: a power of two, default 16.
 
         Lower it for slices that start anywhere; kernels then use narrower accesses.
         """
@@ -106,8 +106,8 @@ class Tensor:
         return self._done()
 
     def set_alignment_value(self, value: int) -> Tensor:
-        """A promise that every number in this tensor, as of rows of a sequence, is a multiple of `value`. No kernel
-        here needs it, so it changes nothing."""
+        """A promise that every number in this tensor, such as a number of rows, is a multiple of `value`. It has no
+        effect, because no kernel here needs it."""
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise GraphValidationError(
                 f"tensor {self._name!r}: an alignment value must be an integer >= 1, got {value!r}"
@@ -118,10 +118,10 @@ class Tensor:
         """The order of the elements in memory. F8_128x4 is for scales: those that ``block_scale_quantize``
         makes, whose blocks must run along the last axis, and those that ``block_scale_dequantize`` reads.
 
-        dim stays that of rows and blocks, strides say nothing. The memory is that of ceil(rows / 128) * 128 rows of
-        ceil(blocks / 4) * 4 elements; what is beyond the tensor's own is neither written nor used. Rows are those of
-        all leading axes together. With the extents of whole tiles, such as [batch, 256, 8] for [batch, 137, 5], each
-        matrix has tiles of its own, as cuDNN's batched products read them. Writers and readers need the same extents.
+        dim stays that of rows and blocks; strides have no meaning. The memory has ceil(rows / 128) * 128 rows of
+        ceil(blocks / 4) * 4 elements. Its padding is neither written nor used. Rows are those of all leading axes
+        together. With the extents of whole tiles, such as [batch, 256, 8] for [batch, 137, 5], each matrix has separate
+        tiles, as cuDNN's batched products read them. Writers and readers need the same extents.
         """
         if not isinstance(reordering_type, tensor_reordering):
             raise GraphTypeError(
@@ -131,12 +131,12 @@ class Tensor:
         return self._done()
 
     def set_ragged_offset(self, ragged_offset: Tensor | None) -> Tensor:
-        """The place where each batch begins, as ``sdpa`` reads and writes sequences that lie one behind another.
+        """The offsets at which batches begin, for packed sequences that ``sdpa`` reads and writes.
 
-        This tensor is [batch, heads, rows, columns], with rows of the longest sequence. ragged_offset is INT32 or
-        INT64, [batch + 1, 1, 1, 1], given to execute: elements, in units of ``set_ragged_offset_multiplier``, from the
-        beginning of the memory to each batch, and to the end of the last. Heads, rows and columns are apart as the
-        strides say; that of the batch says nothing. None: batches are apart as strides say.
+        This tensor is [batch, heads, rows, columns], with the rows of the longest sequence. ragged_offset is INT32 or
+        INT64, [batch + 1, 1, 1, 1], given to execute. It has the distance from the beginning of the memory to each
+        batch, and to the end of the last, in units that ``set_ragged_offset_multiplier`` sets. The stride of the batch
+        axis has no meaning then. None: batches begin at multiples of that stride.
         """
         if not isinstance(ragged_offset, Tensor | None):
             raise GraphTypeError(
@@ -146,7 +146,7 @@ class Tensor:
         return self._done()
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
-        """Elements that a ragged offset of 1 stands for; 1 unless set."""
+        """The unit of ragged offsets, in elements; 1 unless set."""
         if not isinstance(multiplier, int) or isinstance(multiplier, bool) or multiplier < 1:
             raise GraphValidationError(
                 f"tensor {self._name!r}: a ragged offset multiplier must be an integer >= 1, got {multiplier!r}"
@@ -161,7 +161,7 @@ class Tensor:
         return self._ragged_offset_multiplier
 
     def get_dim(self) -> list[int]:
-        """Extents, empty if neither set nor inferred yet."""
+        """Extents; empty if neither set nor inferred."""
         return list(self._dim or self.inferred_dim)
 
     def get_stride(self) -> list[int]:
@@ -171,7 +171,7 @@ class Tensor:
         return self.inferred_data_type if self._data_type is data_type.NOT_SET else self._data_type
 
     def clear_inferred(self) -> None:
-        """Forget what validate worked out."""
+        """Removes the properties that validate inferred."""
         self.inferred_dim = self.inferred_stride = ()
         self.inferred_data_type = data_type.NOT_SET
 
@@ -179,13 +179,13 @@ class Tensor:
         return self._name
 
     def get_uid(self) -> int:
-        """The number that ``execute`` knows the tensor by. From now on it stays (see ``set_uid``)."""
+        """The number that identifies the tensor in ``execute``. It stays after this call (see ``set_uid``)."""
         self._claim(self, self._uid)
         return self._uid
 
     @property
     def current_uid(self) -> int:
-        """The uid, which may change: for what reads it on no user's behalf."""
+        """The uid, which may still change. For internal use, unlike ``get_uid``."""
         return self._uid
 
     def get_is_virtual(self) -> bool:
@@ -200,7 +200,7 @@ class Tensor:
     set_alignment, get_alignment = set_byte_alignment, get_byte_alignment  # cuDNN's names
 
     def get_has_compile_time_constant(self) -> bool:
-        """True if its number is fixed in the graph (``tensor_scalar``)."""
+        """True if the tensor is a constant of the graph (``tensor_scalar``)."""
         return self.value is not None
 
     def get_reordering_type(self) -> tensor_reordering:
@@ -215,7 +215,7 @@ class Tensor:
         return -1
 
     def set_vector_count_and_dimension(self, count: int = 1, dimension: int = -1) -> Tensor:
-        """GraphNotSupportedError but for 1 and -1, which mean that there are no vectors."""
+        """Accepts only 1 and -1, for no vectors. Raises GraphNotSupportedError otherwise."""
         if (count, dimension) != (1, -1):
             raise GraphNotSupportedError(
                 f"tensor {self._name!r}: vectors of {count!r} along axis {dimension!r}; accepted: 1 and -1, for none. "
@@ -224,8 +224,9 @@ class Tensor:
         return self
 
     def validate(self) -> None:
-        """Check that dim and stride are known and agree, and that no virtual tensor is passed by value:
-        GraphValidationError says what is wrong. ``pygraph.validate`` infers what is not set, and checks more."""
+        """Checks that dim and stride are known and agree, and that a tensor passed by value is not virtual.
+
+        Raises GraphValidationError. ``pygraph.validate`` infers properties that are not set, and checks more."""
         where, dim, stride = f"tensor {self._name!r}", self.get_dim(), self.get_stride()
         for what, found in (("dim", dim), ("stride", stride)):
             if not found:
@@ -235,14 +236,13 @@ class Tensor:
         if self._virtual and self._by_value:
             raise GraphValidationError(f"{where} is virtual and passed by value; accepted: one of these")
 
-    if not TYPE_CHECKING:  # to which every attribute would be there
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             cudnn_names.refuse("a tensor", name, cudnn_names.TENSOR, self)
 
     def detached(self, dim: Sequence[int] = (), stride: Sequence[int] = ()) -> Tensor:
-        """A copy that belongs to no graph. dim: other extents, with strides that are these or, if there are none,
-        inferred."""
+        """A copy that belongs to no graph. dim, stride: other extents and strides; no strides: inferred."""
         made = copy.copy(self)
         made._changed, made._claim = _unheard, _unheard
         if dim:
@@ -258,11 +258,11 @@ class Tensor:
 
 
 def _unheard(*_: object) -> None:
-    """Listener for changes of a tensor of no graph: nothing is undone."""
+    """Callback for changes of a tensor of no graph; it does nothing."""
 
 
 def checked_type(where: str, value: object) -> data_type:
-    """The data type that `value` means; GraphTypeError names `where`."""
+    """The data type for `value`. Raises GraphTypeError, naming `where`."""
     try:
         return dtypes.from_foreign(value)
     except TypeError as error:
@@ -270,14 +270,14 @@ def checked_type(where: str, value: object) -> data_type:
 
 
 def checked_name(where: str, value: object) -> str:
-    """`value` if it is a str; GraphTypeError names `where`."""
+    """`value`, a str. Raises GraphTypeError, naming `where`, for other types."""
     if not isinstance(value, str):
         raise GraphTypeError(f"{where}: a name must be a str, got {value!r}")
     return value
 
 
 def plain_number(value: object) -> object:
-    """A number of numpy's as one of Python's; anything else as it is."""
+    """A NumPy number as a Python number; other values unchanged."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, numbers.Integral):
@@ -286,7 +286,7 @@ def plain_number(value: object) -> object:
 
 
 def checked_number(where: str, value: float, dtype: data_type) -> float:
-    """`value` as a float that `dtype` can hold; GraphValidationError names `where`."""
+    """`value` as a float that fits `dtype`. Raises GraphValidationError, naming `where`."""
     try:
         return dtypes.fit(value, dtype)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The invariants between stages: of the frozen graph, and of a plan's partition of it."""
+"""Checks of invariants between stages: of the frozen graph, and of a plan's partition of it."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 2**63 - 1  # offsets are signed 64-bit numbers
 
 
 def check_ir(graph: FrozenGraph) -> None:
-    """GraphValidationError unless `graph` is well formed; run after freezing and after each rewrite."""
+    """Raises GraphValidationError unless `graph` is well formed. Called after freezing and after each rewrite."""
     seen: set[int] = set()
     uids: dict[int, str] = {}
     for i, t in enumerate(graph.tensors):
@@ -99,7 +99,7 @@ _SCALES = {"block_scale_dequantize": "descale", "block_scale_quantize": "scale"}
 
 
 def _check_whole_tiles(graph: FrozenGraph, node: Node, port: str) -> None:
-    """Scales have an element more than there are blocks where tiles are filled with them, and nowhere else."""
+    """Raises GraphValidationError if scales have the extents of whole tiles without being reordered."""
     found = dict((*node.inputs, *node.outputs))
     if port not in found:
         return
@@ -115,7 +115,7 @@ def _check_whole_tiles(graph: FrozenGraph, node: Node, port: str) -> None:
 
 
 _INTEGERS = (data_type.INT8, data_type.UINT8, data_type.INT32, data_type.BOOLEAN)
-"""Types whose values INT32 holds."""
+"""Types whose values fit INT32."""
 
 
 def _check_integers(graph: FrozenGraph, node: Node) -> None:
@@ -142,7 +142,7 @@ def _overlaps_itself(t: FrozenTensor) -> bool:
 
 
 def check_partition(graph: FrozenGraph, regions: Sequence[Subgraph]) -> None:
-    """GraphValidationError unless `regions`, in order, compute every node once, after what it needs."""
+    """Raises GraphValidationError unless `regions`, in order, compute every node once, after its producers."""
     done: set[int] = set()
     for region in regions:
         for i in region.node_ids:

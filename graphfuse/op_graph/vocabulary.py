@@ -1,4 +1,4 @@
-"""Graph methods made from the op table, shared by the user's graph and by pattern templates."""
+"""Graph methods generated from the op table, for the user's graph and for pattern templates."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,10 @@ _POSITIONAL, _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Paramet
 
 
 def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Callable[[type], type]:
-    """Class decorator: one method per op and spelling, `call(self, op, ports and attributes given, **trailing)`.
+    """Class decorator that adds a method for each op and spelling. A method calls `call(self, op, given, **trailing)`,
+    with the ports and attributes given.
 
-    trailing: extra keyword parameters of every method with their defaults.
+    trailing: extra parameters of every method, with their defaults.
     """
 
     def decorate(cls: type) -> type:
@@ -33,8 +34,8 @@ def methods(call: Callable[..., object], trailing: Mapping[str, object]) -> Call
 def _of_op(
     op: Op, name: str, doc: str, call: Callable[..., object], trailing: Mapping[str, object]
 ) -> Callable[..., object]:
-    # In the table's order. What stands after an optional port has a default, as Python wants it, and must be
-    # given all the same if it is not optional itself.
+    # In the table's order. Python requires defaults for all parameters after an optional port; `needed` has those that
+    # must be given all the same.
     in_order = [port for port in op.inputs if not port.by_name]
     optional = next((i for i, p in enumerate(in_order) if p.optional), len(in_order))
     required = [a for a in op.attributes if a.required]
@@ -61,7 +62,7 @@ def _of_op(
 
 
 def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
-    """Arguments that are given, with the parts of tuples under their own names."""
+    """The given arguments, with tuples divided into their parts by name."""
     found = {name: value for name, value in given.items() if name not in op.tuples}
     for name in op.tuples:
         value = given.get(name)
@@ -77,7 +78,7 @@ def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _fits(op: Op, form: tuple[str, ...], value: object) -> bool:
-    """True if a tuple has a part for each of the form's, and what may be an attribute where the form has one."""
+    """True if a tuple has as many parts as the form, and values of the right types for attributes."""
     if not isinstance(value, tuple | list) or len(value) != len(form):
         return False
     kinds = {a.name: a.types for a in op.attributes}
@@ -85,7 +86,7 @@ def _fits(op: Op, form: tuple[str, ...], value: object) -> bool:
 
 
 def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
-    """Names of what stands behind a method's ports and attributes by position, of those that are known."""
+    """Names of the positional parameters after a method's ports and attributes, of those that are known."""
     return [name for name in TRAILING.get(method, trailing) if name in known]
 
 
@@ -112,7 +113,7 @@ def _method(
     trailing: Mapping[str, object],
     add: Callable[..., object],
 ) -> Callable[..., object]:
-    """needed: the parameters that must be given though they have a default. add(self, given, extra)."""
+    """Method that calls `add(self, given, extra)`. needed: parameters that must be given in spite of a default."""
     signature = inspect.Signature([inspect.Parameter("self", _POSITIONAL), *parameters])
     accepted = ", ".join(str(p) for p in parameters)
 
