@@ -1,1 +1,1 @@
-"""From facts and knobs to CUDA C++ source text. Pure functions; nothing here touches a device."""
+"""Generation of CUDA C++ source from facts and knobs, by pure functions. Nothing here uses a device."""

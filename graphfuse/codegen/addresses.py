@@ -1,4 +1,4 @@
-"""Prints the addresses of a thread's part of a row."""
+"""Printing of the addresses of a thread's part of a row."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,8 +8,9 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def address(plan: PhasePlan, pointer: Pointer) -> str:
-    """Address of the thread's first piece of a row; of the first column's where pieces lie across rows. It is null
-    where an output has no such row. What is read of chosen rows begins with the first of all."""
+    """Address of the thread's first piece of a row, or of the first column's piece if pieces lie across rows.
+
+    It is null if an output lacks the row. For an input with chosen rows it is that of the tensor's first row."""
     found, has = [], ""
     for p in (pointer, *pointer.after):
         has = p.view.place.has(p.place_name, _numbers(plan))
@@ -18,12 +19,12 @@ def address(plan: PhasePlan, pointer: Pointer) -> str:
 
 
 def _numbers(plan: PhasePlan) -> list[str]:
-    """The numbers of the row along the program's axes."""
+    """Numbers of the row along the program's row axes, in C++."""
     return ["index"] if len(plan.extents) == 1 else [f"axis{axis}" for axis in range(len(plan.extents))]
 
 
 def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
-    """Address in one tensor, which has the row. whole: of the row itself instead of the thread's first piece."""
+    """Address of a row in a tensor that has it. whole: of the row itself instead of the thread's first piece."""
     view, store = pointer.view, pointer.store
     if store and store.amax:
         return f"a.{pointer.name}"
@@ -40,14 +41,14 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
     elif view.columns and not plan.across and not whole:
         terms.append(view.unit.offset(plan.piece, plan.nbytes_of(view)))
     found = f"a.{pointer.shared or pointer.name}"
-    for term in reversed(terms):  # the thread's part first, which all rows have
+    for term in reversed(terms):  # the thread's part first, because it is the same for all rows
         found = f"gf::offset({found}, {term})"
     return f"gf::settled({found})" if store else found
 
 
 def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
-    """The struct Row, and the functions row_of, which makes one, and complete, which adds the outputs whose parameters
-    are read late. copied: by pointers' names, where those lie that are copied."""
+    """The struct Row; the function row_of, which makes one; and complete, which adds outputs whose parameters are read
+    late. copied: name of a pointer -> address of its copy in shared memory."""
     behind = later(plan)
     first = [p for p in pointers(plan) if p not in behind and not p.part and not _is_numbers(plan, p)]
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
@@ -93,15 +94,15 @@ def _is_numbers(plan: PhasePlan, pointer: Pointer) -> bool:
 
 
 def _found(plan: PhasePlan) -> Iterator[tuple[str, str, str]]:
-    """Type, name and value of what a row has once its numbers are read."""
+    """Type, name and value of members of Row that are set after row numbers have been read."""
     for pointer in pointers(plan):
         if not pointer.placed:
             yield from pointer.view.place.located(pointer.name)
 
 
 def _located(plan: PhasePlan, copied: Mapping[str, str], stage: str) -> Iterator[str]:
-    """The function locate, which reads the numbers of rows that are chosen. Where these lie is worked out where they
-    are read: what is read before waits for no number."""
+    """The function locate, which reads the numbers of chosen rows. It computes their addresses itself, so that earlier
+    reads do not wait for a number."""
     yield f"GF_DEVICE void locate(Row& row, const Arguments& a, RowIndex index{stage}) {{"
     yield from ranks.located(plan)
     yield from axes(plan) if plan.program.indices else ()
@@ -116,7 +117,7 @@ def _located(plan: PhasePlan, copied: Mapping[str, str], stage: str) -> Iterator
 
 
 def axes(plan: PhasePlan) -> Iterator[str]:
-    """The numbers of row `index` along several axes."""
+    """Statements that compute the numbers of row `index` along several axes."""
     if len(plan.extents) == 1:
         return
     rest = "gf::u32(index)"

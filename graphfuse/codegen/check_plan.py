@@ -1,7 +1,7 @@
-"""The rules of a phase plan, held against one that a kernel is printed from.
+"""Check of a phase plan against the rules of phase plans.
 
-What a program and its plan derive (phases, what is kept, what is read) is checked against what the kernel will do, not
-worked out again. GRAPHFUSE_VERIFY=on has every plan checked that is printed.
+Properties that the plan derives (phases, kept values, reads) are not computed a second time, but checked against what
+the kernel will do with them. With GRAPHFUSE_VERIFY=on every plan is checked before it is printed.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from graphfuse.rows.steps import Chain, Load, Operand, Reduce
 
 
 def check_plan(plan: PhasePlan) -> None:
-    """MalformedError with everything that is wrong with a plan, or with its program."""
+    """Raises MalformedError, with every fault, if a plan or its program breaks a rule."""
     check_program(plan.program)
     if found := list(faults(plan)):
         raise MalformedError(f"phase plan: {'; '.join(found)}")
 
 
 def faults(plan: PhasePlan) -> Iterator[str]:
-    """Faults of a plan, of a program that is right, in words."""
+    """Faults of a plan, as text. Its program must be valid."""
     yield from _numbers(plan)
     for phase in plan.phases:
         yield from (f"phase {phase} {fault}" for fault in _phase(plan, phase))
@@ -43,7 +43,7 @@ def _numbers(plan: PhasePlan) -> Iterator[str]:
 
 
 def _phase(plan: PhasePlan, phase: int) -> Iterator[str]:
-    """Faults of values with columns: each is kept from the phase before, read, or made of what is there already."""
+    """Faults of values with columns. Each must be kept from the phase before, read, or computed from earlier values."""
     program, there = plan.program, set[Operand]()
     before = {*plan.elements(phase - 1), *plan.kept[phase - 1]} if phase else set()
     for o in plan.kept[phase]:

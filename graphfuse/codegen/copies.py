@@ -1,7 +1,7 @@
-"""Prints how a kernel prefetches rows into shared memory.
+"""Printing of a kernel's prefetch of rows into shared memory.
 
-Each thread copies what it will read itself, so it waits for no other thread. Its accesses are THREADS accesses apart,
-and contiguous with those of its neighbours: piece after piece, then the values of one per row.
+Each thread copies what it will read itself, so it waits for no other thread. Its accesses have a stride of THREADS, so
+that those of neighbouring threads are contiguous: piece after piece, then the values of one per row.
 """
 
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from graphfuse.codegen.parameters import Pointer, pointers
 from graphfuse.codegen.phase_plan import PhasePlan, access
 
 LEAST = 4
-"""Bytes of the narrowest access that can be copied."""
+"""Bytes of the narrowest access of an asynchronous copy."""
 
 
 @dataclass(frozen=True)
 class Copied:
     """An input that is copied.
 
-    name: of its address, in the row's struct. ctype, address: of one element, and of the thread's first piece in
-    memory. nbytes: of a piece, or of one value. width: bytes of an access. pieces: whether it has an element a column.
+    name: of its address, in struct Row. ctype: of one element. address: of the thread's first piece in global memory.
+    nbytes: of a piece, or of one value. width: bytes of an access. pieces: whether it has an element for each column.
     """
 
     name: str
@@ -32,17 +32,17 @@ class Copied:
 
     @property
     def apart(self) -> str:
-        """The distance of two accesses of a thread."""
+        """Template arguments: bytes of a piece, bytes of an access, and bytes between two accesses of a thread."""
         return f"{self.nbytes}, {self.width}, THREADS * {self.width}"
 
     @property
     def piece_read(self) -> str:
-        """The piece of the row `row` that lies `at` pieces behind the thread's first."""
+        """The piece of `row` that is `at` pieces after the thread's first, read from shared memory."""
         return f"gf::load_apart<{self.apart}>(gf::offset(row.{self.name}, {self.step}))"
 
     @property
     def step(self) -> str:
-        """Bytes from the thread's first piece to that `at` pieces behind."""
+        """Bytes in shared memory from the thread's first piece to the one `at` pieces after it."""
         return f"at / THREADS_PER_ROW * (THREADS * {self.nbytes})"
 
     @property
@@ -52,8 +52,8 @@ class Copied:
 
 @dataclass(frozen=True)
 class Copies:
-    """Inputs, and numbers of chosen rows, that are copied. The memory of one row is `stage`. axes: lines that find a
-    row along several axes."""
+    """Inputs, and numbers of chosen rows, that are copied. The shared memory of one row is `stage`. axes: lines that
+    compute the numbers of a row along several axes."""
 
     inputs: tuple[Copied, ...]
     axes: tuple[str, ...] = ()
@@ -63,12 +63,12 @@ class Copies:
 
     @property
     def places(self) -> dict[str, str]:
-        """Addresses of the thread's first access of each input, by name."""
+        """Name of an input -> address of the thread's first access in shared memory."""
         return {copied.name: self.place(copied) for copied in self.inputs}
 
     def place(self, copied: Copied) -> str:
-        """Address of the thread's first access of an input. `stage` is that of its first access, if it is as wide as
-        the widest."""
+        """Address of the thread's first access of an input in shared memory. `stage` is the address for the widest
+        accesses."""
         less = self._widest - copied.width
         return f"gf::offset(stage, {self._offset(copied)}{f' - int(own) * {less}' * bool(less)})"
 
@@ -114,8 +114,10 @@ class Copies:
 
 
 def copies(plan: PhasePlan) -> Copies:
-    """Copies that are made ahead: of all that is read of rows, in accesses that are wide enough, of elements that a
-    word has. Not of cosines and sines, which the rows of a token share: their place is read first, and is copied."""
+    """Copies of all inputs that vary along rows, if their accesses are wide enough and an element fits a word.
+
+    Cosines and sines are not copied: the rows of a token share them, and only their row number, which is read first, is
+    copied."""
     inputs = plan.program.inputs
     own = (view.rows and view.dtype.bits <= 32 and view.unit.pairs is None and not view.unit.period for view in inputs)
     names = [f"i{i}" for i, copied in enumerate(own) if copied] + [f"n{k}" for k, _ in enumerate(plan.program.indices)]

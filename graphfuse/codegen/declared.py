@@ -1,4 +1,4 @@
-"""True if the functions that scalar forms call are declared, for a GPU and for a plain C++ compiler."""
+"""Check that the functions that scalar forms call are declared in headers, for GPUs and for plain C++."""
 
 import re
 from functools import cache
@@ -7,7 +7,7 @@ from graphfuse.base.errors import MalformedError
 from graphfuse.codegen.render import template
 
 INCLUDED = ("math.cuh", "platform.cuh")
-"""What declares them in every kernel; C's own functions, too."""
+"""Headers that every kernel includes. They also declare functions of C."""
 HEADERS = (*INCLUDED, "c_functions.cuh")
 
 _COMMENT = re.compile(r"//.*")
@@ -17,7 +17,7 @@ _CALLED = re.compile(r"(?<![\w}])((?:\w+::)*[A-Za-z_]\w*)\(")
 
 @cache
 def check_form(name: str, form: str) -> None:
-    """MalformedError where the scalar form of op `name` calls what no header declares."""
+    """Raises MalformedError if the scalar form of op `name` calls a function that no header declares."""
     if unknown := sorted(set(_CALLED.findall(form)) - _functions().keys()):
         raise MalformedError(
             f"op {name!r}: its scalar form {form!r} calls {', '.join(unknown)}, which codegen/headers/math.cuh does "
@@ -27,13 +27,13 @@ def check_form(name: str, form: str) -> None:
 
 @cache
 def headers(form: str) -> frozenset[str]:
-    """Headers that declare what a form calls, beyond those that kernels include."""
+    """Headers that a form needs in addition to `INCLUDED`."""
     return frozenset(_functions()[name] for name in _CALLED.findall(form) if name in _functions()) - {*INCLUDED}
 
 
 @cache
 def _functions() -> dict[str, str]:
-    """The headers that declare functions, by the function as forms write it."""
+    """Name of a function, as forms write it -> header that declares it."""
     found: dict[str, str] = {}
     for header in HEADERS:
         outside, *inside = _COMMENT.sub("", template("graphfuse.codegen.headers", header)).split("namespace gf {")

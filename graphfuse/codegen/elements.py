@@ -1,4 +1,4 @@
-"""Prints values of one per element, as one phase computes them."""
+"""Printing of elementwise values, as one phase computes them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, 
 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
-    """Type of a piece of a packed value."""
+    """C++ type of a piece of a packed value."""
     elements = plan.taken(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
     return f"gf::Bytes<{plan.dtype(o).nbytes(elements)}>"
 
 
 def held(plan: PhasePlan) -> Iterator[str]:
-    """The struct Held."""
+    """The struct Held, with the values of a piece that are kept between phases."""
     yield ""
     yield "/// What is kept of a piece between phases."
     yield "struct Held {"
@@ -34,7 +34,7 @@ def held(plan: PhasePlan) -> Iterator[str]:
 
 
 def _exchanged(o: Chain) -> str:
-    """The member that holds what the thread's other piece has of a swap."""
+    """Member of Held with the values for a swap from the thread's other piece."""
     return f"s{o.index}"
 
 
@@ -45,7 +45,7 @@ def _name(o: Chain | Load) -> str:
 
 @dataclass(frozen=True)
 class Elements:
-    """Values of one per element in one phase."""
+    """Printer of the elementwise values of one phase."""
 
     plan: PhasePlan
     phase: int
@@ -56,17 +56,17 @@ class Elements:
 
     @property
     def known(self) -> tuple[Chain | Load, ...]:
-        """Values kept from the phases before."""
+        """Values kept from earlier phases."""
         return self.plan.kept[self.phase]
 
     def array(self, o: Chain | Load) -> str:
-        """A piece of values, as float32."""
+        """Name of the float32 array of a piece of a value."""
         if isinstance(o, Load):
             return f"l{o.index}"
         return f"held.v{o.index}" if o in self.known and o not in self.plan.packed else f"a{o.index}"
 
     def pack(self, o: Chain | Load) -> str:
-        """A piece of a packed value."""
+        """C++ expression of a piece of a packed value."""
         if o in self.known:
             return f"held.{_name(o)}"
         return f"p{o.index}" if isinstance(o, Chain) else self._read(o)
@@ -75,11 +75,11 @@ class Elements:
         return f"{'rows' if self.program.inputs[o.index].rows else 'columns'}.r{o.index}"
 
     def source(self) -> Iterator[str]:
-        """Reads and works them out, and keeps what later phases need."""
+        """Statements that read and compute the values, and keep those that later phases need."""
         return self._source(self._loops, self.plan.kept[self.phase + 1] if self.phase < self.program.last else ())
 
     def exchange(self) -> Iterator[str]:
-        """The function that gives each of a thread's two pieces what the other one has for its swaps."""
+        """The function exchange, which gives each of a thread's two pieces the values of the other one for swaps."""
         arguments = "const Rows& rows, const Columns& columns, const Held& held, const Operands& s, const PerRow& p"
         for swap in self.plan.exchanged(self.phase):
             ((_, value),) = self._operands(swap)
@@ -125,7 +125,7 @@ class Elements:
                 continue
             yield from self._quotients(loop[0])
             lines = []
-            for o in loop if loop[0] not in self.plan.paired else ():  # which are alone, and made packed
+            for o in loop if loop[0] not in self.plan.paired else ():  # paired steps are packed below
                 step = self.program.steps[o.index]
                 text = f"quotients{o.index}[i]" if step.op_name in DIVIDES else self._expression(step, loop)
                 lines.append(f"const float v{o.index} = {text if o in self.plan.packed else rounded(step, text)};")
@@ -140,7 +140,7 @@ class Elements:
                     yield f"    held.v{o.index} = p{o.index};"
 
     def _packed(self, o: Chain, ctype: str) -> str:
-        """Packs a value, or makes it of packed ones."""
+        """C++ expression that packs a value, or computes it from packed operands."""
         if o not in self.plan.paired:
             return f"gf::pack<{ctype}>(a{o.index})"
         op = OPS[self.program.steps[o.index].op_name]
@@ -158,8 +158,8 @@ class Elements:
 
     @cached_property
     def _loops(self) -> tuple[tuple[Chain, ...], ...]:
-        """Steps that are worked out element by element together: up to one that is packed, paired, or divides, a piece
-        at a time."""
+        """Steps grouped into loops over the elements of a piece. A packed value ends a loop. A paired step, or another
+        one that needs whole pieces, has a loop alone. A division begins a loop."""
         loops: list[list[Chain]] = [[]]
         for o in self.plan.elements(self.phase):
             if isinstance(o, Chain) and o not in self.known:
@@ -171,11 +171,11 @@ class Elements:
         return tuple(tuple(loop) for loop in loops if loop)
 
     def _exchanges(self, o: Chain) -> bool:
-        """True for a value that is made of a piece of another, and of other threads'."""
+        """True if a value depends on other elements of its row, perhaps of other threads."""
         return exchanges(self.program.steps[o.index])
 
     def _is_one_a_part(self, o: Chain) -> bool:
-        """True for a value that the elements of a piece have together, but for one that is packed."""
+        """True if all elements of a piece have the same value, and it is not packed."""
         return o in self.program.one_a_part and o not in self.plan.packed
 
     def _worked_out_once(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
@@ -184,7 +184,7 @@ class Elements:
         yield from pieces.each([f"a{o.index}[i] = v{o.index};", *[f"held.v{o.index}[i] = v{o.index};"] * (o in kept)])
 
     def _swapped(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
-        """The other elements of pairs, which may be other lanes'."""
+        """Statements that get the other elements of pairs, perhaps from other lanes."""
         if self.plan.own_pairs:
             lines = [f"a{o.index}[i] = held.{_exchanged(o)}[i];"]
             yield from pieces.each([*lines, *([f"held.v{o.index}[i] = a{o.index}[i];"] * (o in kept))])
@@ -201,7 +201,7 @@ class Elements:
             yield from pieces.each([f"held.v{o.index}[i] = a{o.index}[i];"])
 
     def _quotients(self, o: Chain) -> Iterator[str]:
-        """A piece of quotients, if a step makes some: made anew where they may not all be exact."""
+        """Statements that compute a piece of quotients, if a step divides, again by division if one may be inexact."""
         step = self.program.steps[o.index]
         if step.op_name not in DIVIDES:
             return
@@ -216,7 +216,7 @@ class Elements:
         yield "    }"
 
     def _joined(self, o: Chain, kept: Sequence[Chain | Load]) -> Iterator[str]:
-        """Values of which the elements of each part have one, made of other lanes', too."""
+        """Statements that reduce each part, across lanes, with the result for all its elements."""
         step = self.program.steps[o.index]
         how = "Add" if step.op_name == OF_PARTS[Join.SUM] else "Max"
         ((_, value),) = step.operands
@@ -228,7 +228,7 @@ class Elements:
         return self.program.steps[o.index].operands
 
     def _arrays(self) -> tuple[Chain, ...]:
-        """Values that are needed as a whole piece."""
+        """Values that are needed as an array of a piece."""
         wanted = [*self.program.wanted(self.phase)]
         wanted += [o for o in self.plan.elements(self.phase) if o in self.plan.packed]
         wanted += self._outlasting()
@@ -236,7 +236,7 @@ class Elements:
         return tuple(dict.fromkeys(o for o in wanted if isinstance(o, Chain)))
 
     def _outlasting(self) -> Iterator[Chain]:
-        """Values that a later loop reads than the one that works them out."""
+        """Values that a later loop reads than the one that computes them."""
         done: set[Operand] = set()
         for loop in self._loops:
             yield from (o for k in loop for _, o in self._operands(k) if o in done)

@@ -1,7 +1,7 @@
-"""Prints steps as C++: the scalar form of each, its attributes and one-element operands.
+"""Printing of steps as C++: scalar forms, attributes and one-element operands.
 
-Names of the user's tensors never enter the text. So kernels of equal problems are equal, and nothing that a user writes
-is compiled.
+The text never contains names of the user's tensors. So equal problems have equal kernels, and no text of a user is
+compiled.
 """
 
 import struct
@@ -15,10 +15,10 @@ from graphfuse.rows.steps import AnyStep, Operand, Scalar, Step
 
 
 def expression(step: Step, operand: Callable[[Operand], str]) -> str:
-    """The scalar form of a step, its operands spelled by `operand`.
+    """The scalar form of a step. operand: prints an operand.
 
-    ValueError: it is not a pointwise op, or an attribute is not a number. MalformedError: its form calls what no header
-    declares.
+    Raises ValueError if the op is not pointwise or an attribute is not a number, MalformedError if the form calls a
+    function that no header declares.
     """
     operands = {port: operand(value) for port, value in step.operands}
     if step.op_name in FUSED:
@@ -33,26 +33,23 @@ def expression(step: Step, operand: Callable[[Operand], str]) -> str:
 
 
 def rounded(step: AnyStep, text: str) -> str:
-    """The result of a step, `text`, as those get it who read it."""
+    """The result of a step, `text`, with its rounding."""
     needless = step.rounded is None or isinstance(step, Step) and step.exact
     return text if needless else f"gf::rounded<{step.rounded.facts.ctype}>({text})"
 
 
 def parameter_type(scalar: Scalar) -> str:
-    """The C++ type that a kernel takes a scalar operand as; ``gf::scalar`` reads either kind."""
+    """The C++ type of a kernel's parameter for a scalar operand; ``gf::scalar`` reads either kind."""
     return "float" if scalar.by_value else f"const {scalar.dtype.facts.ctype}*"
 
 
 def argument(scalar: Scalar) -> Argument:
-    """Argument that the launch passes for a scalar."""
+    """The launch's argument for a scalar operand."""
     return HostScalar(scalar.tensor) if scalar.by_value else Address(scalar.tensor)
 
 
 def literal(value: object) -> str:
-    """A number rounded to float32, as a C++ expression with exactly that value.
-
-    ValueError: not an int or float.
-    """
+    """A C++ expression with exactly the value of a number rounded to float32. Raises ValueError for other types."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{value!r} is not a number")
     try:

@@ -1,5 +1,4 @@
-"""Prints a kernel's parameters, in the order of need: the first line of the constant cache arrives before the
-others."""
+"""Printing of a kernel's parameters, in the order of use: the first line of the constant cache arrives first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +10,12 @@ from graphfuse.rows.program import Store
 from graphfuse.rows.views import View
 
 _FIRST_LINE = 48
-"""Bytes of parameters in the line of the constant cache in which they begin, on SM90."""
+"""Bytes of parameters in their first line of the constant cache, on SM90."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """argument: what the launch passes."""
+    """Parameter of a kernel. argument: the launch's argument for it."""
 
     ctype: str
     name: str
@@ -29,15 +28,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A parameter that is the address of a tensor seen as rows.
+    """Parameter with the address of a tensor viewed as rows x columns.
 
-    name: i of an input, o of an output, b of an output's block scales, n of numbers of rows, each with its number.
-    store: None of an input.
-    across: as of the plan.
-    part: one of those that follow the first of an input of several tensors.
-    placed: the first pointer whose rows are chosen in the same way, if that is another one.
-    shared: the first of the same tensor, likewise.
-    in_32_bits: as of the plan.
+    name: a letter and a number. i: input, o: output, b: block scales of an output, n: row numbers.
+    store: the store of an output; None for an input.
+    across: as in the plan.
+    part: whether its tensor is not the first of several tensors that form an input or output.
+    placed: name of the first pointer whose rows are chosen in the same way; empty for that pointer itself.
+    shared: name of the first pointer of the same tensor; empty for that pointer itself.
+    in_32_bits: as in the plan.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Pointer:
 
     @property
     def place_name(self) -> str:
-        """The name with which the place's parameters begin."""
+        """Prefix of the names of the place's parameters."""
         return self.placed or self.name
 
     @property
@@ -60,14 +59,13 @@ class Pointer:
 
     @property
     def strides(self) -> tuple[str, ...]:
-        """The parameters that say, for each row axis, how many bytes rows lie apart."""
+        """Names of the parameters with the strides of row axes, in bytes."""
         strided = self.view.rows and not self.view.swizzled
         return tuple(f"{self.name}_stride{axis}" for axis in self.axes if strided)
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The row axes that have one of `strides`: those along which rows lie apart. The only one has it also where
-        there is but one row."""
+        """The row axes that have one of `strides`: those with a nonzero stride. A single row axis always has one."""
         last, place = len(self.view.row_strides) - 1, self.view.place
         if not (last or place.kind):
             return (0,)
@@ -75,24 +73,24 @@ class Pointer:
 
     @property
     def of_blocks(self) -> bool:
-        """True if it is that of block scales, or of what is one a part of a row."""
+        """True for block scales, and for values of one per part of a row."""
         scales = self.store is not None and (self.view is self.store.block_scale or self.store.scales_of is not None)
         return scales or self.view.unit.part > 0
 
     @property
     def spaced(self) -> str | None:
-        """The parameter that says how many bytes columns, or block scales, lie apart; None where these are neighbours,
-        as columns are along a row, or in tiles."""
+        """Name of the parameter with the stride of columns, or of block scales, in bytes; None if they are contiguous
+        or in tiles."""
         scales = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
         return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
 
     def apart(self, of: str = "") -> str:
-        """Bytes from one block scale to the next. of: what stands before the name of a parameter."""
+        """Stride of block scales in bytes, in C++. of: prefix of the parameter's name."""
         return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
 
     @property
     def after(self) -> tuple["Pointer", ...]:
-        """Pointers of the tensors with the rows that follow."""
+        """Pointers of the tensors that have the following rows."""
         parts = enumerate(self.view.place.following, start=1)
         return tuple(replace(self, name=f"{self.name}_{k}", view=view, part=True) for k, view in parts)
 
@@ -110,13 +108,13 @@ class Pointer:
             yield Parameter("gf::i64", self.spaced, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
 
     def _distance(self, name: str, value: int) -> Parameter:
-        """The parameter of a distance or an extent: in 32 bits it takes one multiplication, not three."""
+        """The parameter of a stride or an extent. A 32-bit one needs one multiplication, a 64-bit one three."""
         ctype, passed = ("gf::u32", "int32") if self.in_32_bits and 0 <= value < 2**31 else ("gf::i64", "int64")
         return Parameter(ctype, name, Constant(passed, value))
 
 
 def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
-    """Rows of phase 0, columns, other inputs, numbers of rows, outputs."""
+    """Pointers, in order: inputs with rows of phase 0, inputs of columns, other inputs, row numbers, outputs."""
     inputs, stores = plan.program.inputs, plan.program.stores
     early = plan.reads(0, True)
     wide = [i for i, view in enumerate(inputs) if view.columns and not view.rows]
@@ -133,7 +131,7 @@ def pointers(plan: PhasePlan) -> tuple[Pointer, ...]:
 
 
 def _alike(found: Sequence[Pointer], in_32_bits: bool) -> Iterator[Pointer]:
-    """The same pointers, and what each has in common with one before it."""
+    """The pointers with `placed` and `shared` set."""
     names: dict[object, str] = {}
     for p in found:
         view, place = p.view, p.view.place
@@ -168,8 +166,8 @@ def parameters(plan: PhasePlan) -> Iterator[Parameter]:
 
 
 def divider(divisor: int) -> tuple[int, int]:
-    """Multiplier and shift by which ``gf::divide`` divides numbers below 2^31: with 2^(s-1) < divisor <= 2^s the
-    product errs by less than 2^(31+s) / n."""
+    """Multiplier and shift with which ``gf::divide`` divides numbers below 2^31. With 2^(s-1) < divisor <= 2^s the
+    error of the product is less than 2^(31+s) / n."""
     shift = 31 + (divisor - 1).bit_length()
     return (1 << shift) // divisor + 1, shift
 
@@ -180,14 +178,14 @@ def arguments(plan: PhasePlan) -> tuple[Argument, ...]:
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The struct Arguments."""
+    """The struct Arguments, with all parameters."""
     yield "struct Arguments {"
     yield from (f"  {p.ctype} {p.name};" for p in parameters(plan))
     yield "};"
 
 
 def entry(plan: PhasePlan, kernel: str) -> Iterator[str]:
-    """The kernel, which hands its arguments on to a function of the template. kernel: its qualifiers, in C++."""
+    """The kernel, which passes its arguments to the template's function start. kernel: qualifiers, in C++."""
     found = list(parameters(plan))
     yield ""
     yield "GF_DEVICE void start(const Arguments& a);"
@@ -197,7 +195,7 @@ def entry(plan: PhasePlan, kernel: str) -> Iterator[str]:
 
 
 def later(plan: PhasePlan) -> tuple[Pointer, ...]:
-    """Outputs whose parameters are not all in the first line."""
+    """Outputs that are added to Row late: some parameters are not in the first line, or their place requires it."""
     end, behind = 0, set()
     for parameter in parameters(plan):
         end = -(-end // parameter.nbytes) * parameter.nbytes + parameter.nbytes

@@ -1,4 +1,4 @@
-"""Prints values of one per row, or of one per tensor."""
+"""Printing of values of one per row, or of one per tensor."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Pick, Reduc
 
 
 def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> str:
-    """Name of a value. of, index: what stands before and behind it where it is one a row."""
+    """C++ of a value. of, index: text before and after the name of a value of one per row."""
     if isinstance(o, Scalar):
         return f"s.s{program.scalars.index(o)}"
     if isinstance(o, Number):
@@ -20,7 +20,7 @@ def member(program: RowProgram, o: Operand, of: str = "", index: str = "") -> st
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
-    """The structs Operands and PerRow and the function operands_of."""
+    """The structs Operands and PerRow, and the function operands_of."""
     program = plan.program
     scalars = range(len(program.scalars))
     loads = [i for i, view in enumerate(program.inputs) if not view.columns]
@@ -67,7 +67,7 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
 
 
 def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
-    """Values of one per row that only such values read as are known as early."""
+    """Values of one per row that only values of one per row of the same phase read."""
     kept = {store.value.index for store in program.stores}
     for k, step in enumerate(program.steps):
         for o in (o for _, o in step.operands if isinstance(o, Chain)):
@@ -77,7 +77,7 @@ def _local(program: RowProgram, narrow: Sequence[int]) -> frozenset[int]:
 
 
 def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
-    """Reads of an input of one per row; of all rows of a piece where that lies across them."""
+    """Statements that read an input of one per row, for all rows of a piece that lies across rows."""
     view = plan.program.inputs[i]
     ctype, copied = view.dtype.facts.ctype, copies.named(f"i{i}")
     if plan.across:
@@ -112,7 +112,7 @@ def _value(plan: PhasePlan, k: int, local: frozenset[int]) -> str:
     def operand(o: Operand) -> str:
         return member(program, o, "", "" if isinstance(o, Chain) and o.index in local else pieces.index(plan))
 
-    if isinstance(step, Pick):  # which all threads of the row read from memory
+    if isinstance(step, Pick):  # all threads of the row read the element from memory
         number, column = step.input.index, operand(step.column)
         ctype = program.inputs[number].dtype.facts.ctype
         return f"gf::element<{ctype}>(row.whole_i{number}, {column}, COLUMNS, row.exists)"

@@ -1,4 +1,4 @@
-"""How a kernel goes through the rows of a program: what each phase reads, keeps and recomputes."""
+"""`PhasePlan`: what each phase of a kernel reads, keeps in registers and computes again."""
 
 import math
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ ACCESS = 16
 """Bytes of the widest memory access."""
 
 LIGHT, _FEW = 2, 3
-"""Operations, at most, that are rather done again than their result kept: arithmetic, where rows are copied ahead; any
-that save registers elsewhere."""
+"""Largest number of operations that are repeated in order not to keep a value. LIGHT: arithmetic on prefetched rows.
+_FEW: any operations that save registers in other kernels."""
 
 
 def access(view: View, elements: int, across: bool = False) -> int:
-    """Bytes of the widest access that every piece of `elements` elements is aligned for. across: as of PhasePlan."""
+    """Bytes of the widest access for which all pieces of `elements` elements are aligned. across: as in PhasePlan."""
     apart = (*view.row_strides[:-1], view.column_stride) if across else view.row_strides
     strides = (view.dtype.nbytes(abs(stride)) for stride in (*apart, *view.place.strides, view.offset))
     return math.gcd(ACCESS, view.dtype.nbytes(elements), view.alignment, *strides)
@@ -28,41 +28,41 @@ def access(view: View, elements: int, across: bool = False) -> int:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """A row program and how a kernel goes through rows."""
+    """A row program, and how a kernel processes rows."""
 
     program: RowProgram
     extents: tuple[int, ...]  # of the row axes
     columns: int
-    piece: int  # elements that a thread takes together
-    resident: bool  # what later phases need is kept in registers, not read and computed again (`read_again`)
-    unpack_again: bool = False  # kept values of few bits are unpacked for each phase
-    # Rows that have room in shared memory, into which they are copied before their turn: 1 for none; 0 where a thread
-    # takes one row, not row after row.
+    piece: int  # elements that a thread accesses together
+    resident: bool  # values for later phases stay in registers, instead of being read again (`read_again`)
+    unpack_again: bool = False  # kept packed values are unpacked again in each phase
+    # Rows that fit shared memory, for prefetching: 1 for no prefetch; 0 if a thread processes one row, not row after
+    # row.
     stages: int = 0
-    light: int = LIGHT  # operations, at most, that are done again where rows are copied
-    # A piece has one column's elements of neighbouring rows, along the last row axis, instead of one row's of
-    # neighbouring columns; then what is one a row is an array.
+    light: int = LIGHT  # most operations that are repeated with prefetched rows
+    # A piece has elements of adjacent rows, along the last row axis, in one column, instead of adjacent columns in one
+    # row. Values of one per row are then arrays.
     across: bool = False
-    scratch: bool = False  # the kernel has memory of its own, also without sums over rows
-    own_pairs: bool = False  # a thread has two pieces of a row, each other's columns of all pairs that lie apart
+    scratch: bool = False  # the kernel has scratch memory even without sums over rows
+    own_pairs: bool = False  # a thread has two pieces of a row, with both columns of all pairs that are not adjacent
 
     @property
     def in_32_bits(self) -> bool:
-        """True if rows are counted, and their distances are, in 32 bits where these suffice. Of one row of a thread,
-        along one axis, that saves nothing, and takes registers; across rows, too."""
+        """True if row numbers and strides are 32-bit where possible. With one row per thread along one axis, or pieces
+        across rows, that saves nothing and takes registers."""
         return not self.across and (len(self.extents) > 1 or self.stages > 0)
 
     def taken(self, view: View) -> int:
-        """Elements of a tensor that belong to a piece: one of what is the same for all of it."""
+        """Number of elements of a tensor for a piece; 1 if the tensor does not vary within a piece."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
         return view.unit.taken(self.piece) if varies else 1
 
     def unpack(self, view: View) -> str:
-        """The function that makes values of what a piece reads of an input."""
+        """C++ function that converts the elements that are read for a piece to values."""
         return "spread" if self.taken(view) < view.unit.taken(self.piece) else view.unit.unpack
 
     def nbytes_of(self, view: View) -> int:
-        """Bytes of the elements of a piece."""
+        """Bytes of the elements of a tensor for a piece."""
         return view.dtype.nbytes(self.taken(view))
 
     def width(self, view: View) -> int:
@@ -70,11 +70,11 @@ class PhasePlan:
         return min(access(part, self.taken(view), self.across) for part in view.parts)
 
     def has_both(self, index: int) -> bool:
-        """True if an input has columns for pairs, of which a thread has both columns."""
+        """True if an input has an element per pair, and a thread has both columns of it."""
         return self.own_pairs and self.program.inputs[index].unit.halves
 
     def exchanged(self, phase: int) -> tuple[Chain, ...]:
-        """Steps of a phase that have what a thread works out of its other piece."""
+        """Swaps of a phase that get their result from the thread's other piece."""
         made = (o for o in self.elements(phase) if isinstance(o, Chain) and o not in self.kept[phase])
         return tuple(o for o in made if self.own_pairs and self.program.steps[o.index].op_name == SWAP)
 
@@ -84,23 +84,24 @@ class PhasePlan:
 
     @cached_property
     def kept(self) -> tuple[tuple[Chain | Load, ...], ...]:
-        """Values that each phase has of an element from the phases before."""
+        """Elementwise values that each phase has from earlier phases."""
         if not self.resident:
             return ((),) * (self.program.last + 1)
         return ((), *self.program.held(self._again))
 
     @property
     def _again(self) -> frozenset[Chain | Load]:
-        """Values that are not kept though a later phase needs them. Where rows are copied: what is read, for it lies in
-        shared memory or the L1, and what takes `light` operations to work out from that. Elsewhere what is made of
-        values that take less room."""
+        """Values that are read or computed again in a later phase instead of being kept.
+
+        With prefetched rows these are inputs, which are in shared memory or L1, and values at most `light` operations
+        from inputs. In other kernels they are values computed from smaller ones."""
         program = self.program
         if not self.stages and program.last < 2:
             return frozenset()
         if not self.stages:
             return frozenset(Chain(k) for k in range(len(program.steps)) if self._is_narrower_again(k))
 
-        taken: list[int] = []  # operations from what is read to each step, none where it is no light work
+        taken: list[int] = []  # operations from inputs to each step; 0 if others than arithmetic are among them
         for step in program.steps:
             before = [taken[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
             light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and isinstance(step, Step)
@@ -109,8 +110,7 @@ class PhasePlan:
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def _is_narrower_again(self, k: int) -> bool:
-        """True if a value of a later phase than the first takes fewer bytes as what it is made from, a few operations
-        before."""
+        """True if the values from which a value of a later phase is computed, by a few operations, take fewer bytes."""
         program, operations, made_from = self.program, 0, set[Chain | Load]()
 
         def visit(o: Operand) -> None:
@@ -129,12 +129,12 @@ class PhasePlan:
         return found and sum(self._least_bytes(o) for o in made_from) < data_type.FLOAT.nbytes(1)
 
     def _least_bytes(self, o: Chain | Load) -> int:
-        """Bytes of an element, in the narrowest type that keeps it."""
+        """Bytes of an element of a value, in the narrowest type that represents it."""
         rounded = self.program.steps[o.index].rounded if isinstance(o, Chain) else self.program.inputs[o.index].dtype
         return (rounded or data_type.FLOAT).bits // 8
 
     def elements(self, phase: int) -> tuple[Chain | Load, ...]:
-        """Values that a phase needs of an element, each after its operands."""
+        """Elementwise values that a phase needs, each after its operands."""
         return self._elements[phase]
 
     @cached_property
@@ -152,7 +152,7 @@ class PhasePlan:
         return tuple(tuple(sorted(o.index for o in found if isinstance(o, Load))) for found in needed)
 
     def read_bytes(self, phase: int, rows: bool) -> int:
-        """Bytes that a phase reads of each element."""
+        """Bytes that a phase reads for each element."""
         return sum(self.nbytes(Load(i)) for i in self.reads(phase, rows))
 
     def read_in(self, index: int) -> tuple[int, ...]:
@@ -160,9 +160,8 @@ class PhasePlan:
         return tuple(p for p in self.phases if index in self.reads(p, True))
 
     def overwritable(self) -> Iterator[tuple[int, int]]:
-        """Numbers of an input and a store that may be one memory: each thread writes an element after it last
-        read it, if both lie at one address. An element that is picked all threads of its row read, which meet before
-        the next phase."""
+        """Numbers of an input and a store that may have the same memory, because each thread writes an element after it
+        last read it. A picked element is read by all threads of its row, which synchronize before the next phase."""
         for i, x in enumerate(self.program.inputs):
             for number, store in enumerate(self.program.stores):
                 whole = x.rows and x.columns and self.program.extents[store.value.index].columns
@@ -173,14 +172,14 @@ class PhasePlan:
                         yield i, number
 
     def read_again(self) -> "PhasePlan":
-        """The same rows where they are not resident. What may be written over an input is written in the last phase,
-        as the input is read again until then: where rows have room decides nothing about memory."""
+        """The plan for rows that are not resident. An output that may overwrite an input is written in the last phase,
+        because the input is read until then. So residency does not decide what may be updated in place."""
         late = frozenset(number for _, number in self.overwritable())
         return replace(self, program=replace(self.program, late=late), resident=False)
 
     @cached_property
     def held_bytes(self) -> int:
-        """Bytes of each element that are kept between phases."""
+        """Most bytes per element that are kept between phases."""
         return max(sum(map(self.nbytes, kept)) for kept in self.kept)
 
     def nbytes(self, o: Chain | Load) -> int:
@@ -189,15 +188,15 @@ class PhasePlan:
         return 4 if dtype is None else dtype.bits // 8
 
     def dtype(self, o: Chain | Load) -> data_type | None:
-        """The type as which a value is packed: an input as it is read, one that is rounded if it is kept or stored
-        so. None for float32, an array."""
+        """The type in which a value is packed: that of an input, or that of a rounded value in `packed`. None for a
+        float32 array."""
         if isinstance(o, Load):
             return self.program.inputs[o.index].dtype
         return self.program.steps[o.index].rounded if o in self.packed else None
 
     @cached_property
     def packed(self) -> frozenset[Chain]:
-        """Rounded values that are kept, stored or computed with as what they are rounded to."""
+        """Rounded values that are kept, stored or computed with in the type that they are rounded to."""
         program = self.program
         whole = {o for kept in self.kept for o in kept}
         whole |= {operand for o in self.paired for _, operand in program.steps[o.index].operands} | self.paired
@@ -211,15 +210,17 @@ class PhasePlan:
 
     @cached_property
     def paired(self) -> frozenset[Chain]:
-        """Steps that compute two packed elements at a time, each rounded once. That is the same as rounding to float32
-        first, which has more than twice the bits (Figueroa 1995), but where a product is subnormal in float32."""
+        """Steps that compute two packed elements at a time, each rounded once.
+
+        The result equals rounding to float32 first, which has more than twice the bits (Figueroa 1995), except for
+        products that are subnormal in float32."""
         return frozenset(Chain(k) for k, step in enumerate(self.program.steps) if self._is_paired(step))
 
     def _is_paired(self, step: AnyStep) -> bool:
         return is_narrow(step) and all(self._is_packable(o, step.rounded) for _, o in step.operands)
 
     def _is_packable(self, o: Operand, dtype: data_type) -> bool:
-        """True if a value is, or can be, in pieces of elements of a type."""
+        """True if a value is, or can be, packed in a type."""
         if not self.program.extent(o).columns:
             return False
         if isinstance(o, Load):
@@ -231,12 +232,12 @@ class PhasePlan:
 
 
 def is_narrow(step: AnyStep) -> bool:
-    """True if a step computes with elements of 16 bits, for which there is arithmetic on two at a time."""
+    """True if a step has operands of 16 bits and an op with arithmetic on two packed elements."""
     return isinstance(step, Step) and step.narrow and step.op_name in OPS and OPS[step.op_name].packed is not None
 
 
 def alike(x: View, y: View) -> tuple[tuple[View, View], ...]:
-    """The parts of an input and an output that have the same rows, each element at one address if both begin there."""
+    """Pairs of views of an input and an output with the same rows and layout."""
 
     def layout(view: View) -> tuple[object, ...]:
         return view.unit, view.dtype, view.row_strides, view.column_stride

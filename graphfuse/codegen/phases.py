@@ -1,4 +1,4 @@
-"""Prints phases: what each reads of a piece, and what it computes."""
+"""Printing of phases: the reads of a piece, and its computation."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ from graphfuse.rows.views import View
 
 
 def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
-    """The struct template Phase, by number."""
+    """The struct template Phase, specialized for each phase."""
     yield ""
     yield "template <int NUMBER>"
     yield "struct Phase;"
@@ -33,7 +33,7 @@ def source(plan: PhasePlan, copies: Copies) -> Iterator[str]:
 
 
 def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) -> Iterator[str]:
-    """kind: Rows, or Columns."""
+    """The struct of a phase's reads, and the function that reads them. kind: Rows, or Columns."""
     yield f"  struct {kind} {{"
     yield from (f"    {packed_type(plan, Load(i))} r{i};" for i in inputs)
     yield "  };"
@@ -47,34 +47,34 @@ def _reads(plan: PhasePlan, copies: Copies, kind: str, inputs: Sequence[int]) ->
     for i, size in sizes.items():
         view = plan.program.inputs[i]
         copied, width = copies.named(f"i{i}"), plan.width(view)
-        # Only what nothing writes meanwhile: a row may be overwritten by the output.
+        # Cached reads only if nothing writes the input meanwhile: the output may overwrite a row.
         how = "ROW_READS" if kind == "Rows" and not _repeats(view) else "COLUMN_READS"
         address = view.place.address(names[f"i{i}"], f"row.i{i}")
         address = f"gf::offset({address}, {pieces.step(plan, f'i{i}', size, view.unit)})"
         load = copied.piece_read if copied else _load(plan, i, names[f"i{i}"], f"{width}, {how}", address)
-        # The second piece of a thread has the same pairs as the first, whose reads it gets.
+        # The second piece of a thread has the same pairs as the first, and gets the reads of that.
         loads.append(f"at == 0 ? ({load}) : gf::any_bytes<{size}>()" if plan.has_both(i) else load)
     yield "    return {" + ",\n            ".join(loads) + "};"
     yield "  }"
 
 
 def _waits(plan: PhasePlan, copies: Copies, phase: int) -> Iterator[str]:
-    """True if a row that is copied is not copied whole, so that it waits for memory."""
+    """The constant WAITS: true if some but not all inputs of a row are copied, so that it waits for global memory."""
     copied = any(c.pieces for c in copies.inputs)
     waits = copied and any(copies.named(f"i{i}") is None for i in plan.reads(phase, True))
     yield f"  static constexpr bool WAITS = {str(waits).lower()};"
 
 
 def _repeats(view: View) -> bool:
-    """True if elements are read again and again: those of several columns, of chosen rows, or of rows that are the same
-    along an axis, of several."""
+    """True if elements are read repeatedly: those for several columns, or of a limited range of rows with a stride of
+    0."""
     if view.unit.pairs is not None or view.unit.period:
         return True
     return view.place.span is not None and not all(view.row_strides)
 
 
 def _load(plan: PhasePlan, i: int, name: str, how: str, address: str) -> str:
-    """A read of an input that may have no such row, or nothing in these columns. name: of its place."""
+    """A read of an input that may lack the row or these columns. name: prefix of the place's parameters."""
     view = plan.program.inputs[i]
     ctype, elements = view.dtype.facts.ctype, plan.taken(view)
     load = f"gf::load<{plan.nbytes_of(view)}, {how}>({address})"
@@ -88,7 +88,7 @@ def _load(plan: PhasePlan, i: int, name: str, how: str, address: str) -> str:
 def _run(elements: Elements) -> Iterator[str]:
     plan, program, phase = elements.plan, elements.program, elements.phase
     row_sums, maxima = (program.reduced_after(phase, join) for join in Join)
-    # The padding of a row is zero when it is read; so are its products, if nothing is computed before.
+    # Padding of a row is read as zero, and so are its products, if nothing is computed before.
     zeros = all(isinstance(o, Load) for k in row_sums for o in program.joined(k))
     yield f"  static constexpr bool ZEROS_STAY_ZERO = {str(zeros).lower()};"
     starts = ("0.0f" if program.is_of_magnitudes(k) else literal(float("-inf")) for k in maxima)

@@ -1,4 +1,4 @@
-"""Text that depends on the direction of a piece: along a row, or across neighbouring rows.
+"""C++ text that depends on the direction of a piece: along a row, or across adjacent rows.
 
 Along a row, a value of one per row is a number. Across rows, a piece has PIECE of them, and columns have strides.
 """
@@ -10,17 +10,17 @@ from graphfuse.rows.pairs import COLUMNS, EachColumn
 
 
 def index(plan: PhasePlan) -> str:
-    """Index behind the name of a value that is one a row, in a loop over a piece."""
+    """Index after the name of a value of one per row, in a loop over a piece."""
     return "[i]" if plan.across else ""
 
 
 def bound(plan: PhasePlan) -> str:
-    """Array bound behind that name where it is declared."""
+    """Array bound in the declaration of a value of one per row."""
     return "[PIECE]" if plan.across else ""
 
 
 def loop(plan: PhasePlan, lines: Iterable[str]) -> Iterator[str]:
-    """Statements on values that are one a row, for each row of a piece."""
+    """Statements on values of one per row, for each row of a piece."""
     found = list(lines)
     if plan.across and found:
         yield from each(found)
@@ -29,7 +29,7 @@ def loop(plan: PhasePlan, lines: Iterable[str]) -> Iterator[str]:
 
 
 def each(lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
-    """Statements on element number i of a piece, for all of them."""
+    """A loop of statements over the elements i of a piece."""
     yield "#pragma unroll"
     yield f"{indent}for (int i = 0; i < PIECE; ++i) {{"
     yield from (f"{indent}  {line}" for line in lines)
@@ -37,5 +37,5 @@ def each(lines: Iterable[str], indent: str = "    ") -> Iterator[str]:
 
 
 def step(plan: PhasePlan, name: str, nbytes: int, unit: EachColumn = COLUMNS) -> str:
-    """Bytes from an address in the row's struct to its piece `at`. nbytes: of a piece. unit: of what is read."""
+    """Bytes from an address in struct Row to its piece `at`. nbytes: of a piece. unit: of the tensor."""
     return f"at * row.{name}_apart" if plan.across else f"{unit.place(plan.piece)} * {nbytes}"

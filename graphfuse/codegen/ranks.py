@@ -1,4 +1,4 @@
-"""Prints how a kernel meets those on other ranks, whose rows it reads, or which get its rows."""
+"""Printing of a kernel's synchronization with other ranks, from which it reads rows or to which it writes."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ from graphfuse.rows.views import OfRank, RankGroup
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The function ranks_of, and RANKS_LAST, the last phase that reads rows of other ranks, or a phase behind all if
-    rows are written to these; before the struct Row."""
+    """The function ranks_of and the constant RANKS_LAST, for before struct Row. RANKS_LAST is the last phase that reads
+    rows of other ranks, or a number after all phases if rows are written to other ranks."""
     program = plan.program
     of_ranks = (i for i, view in enumerate(program.inputs) if isinstance(view.place, OfRank))
     last = max((phase for i in of_ranks for phase in plan.read_in(i)), default=0)
@@ -21,14 +21,14 @@ def source(plan: PhasePlan) -> Iterator[str]:
 
 
 def declared(plan: PhasePlan) -> Iterator[str]:
-    """Members of the struct Row: the way to the memory of each rank."""
+    """Members of struct Row: distances to the memory of each rank."""
     for group in plan.program.groups:
         for rank in range(group.size):
             yield f"  gf::i64 {_place(plan, group, rank).apart} = 0;  // bytes to the memory of that rank"
 
 
 def located(plan: PhasePlan) -> Iterator[str]:
-    """Statements that find it."""
+    """Statements that set these members."""
     for number, group in enumerate(plan.program.groups if _many(plan) else ()):
         for rank in range(group.size):
             yield f"  row.{_place(plan, group, rank).apart} = {_table(plan, number)}.to({rank});"

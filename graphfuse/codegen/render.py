@@ -1,8 +1,8 @@
-"""From a kernel file and its generated prelude to one self-contained translation unit.
+"""Rendering of a kernel file and its generated prelude to one self-contained translation unit.
 
-A ``.cu`` is plain C++. ``#include "generated.cuh"`` marks the place of the prelude, and ``#include
-"graphfuse/NAME.cuh"`` names a header of ``codegen.headers``. Each is inlined once, at its first include. There are no
-other includes. So compiling needs no search path, and the text alone is the cache key.
+A ``.cu`` is plain C++. ``#include "generated.cuh"`` stands for the prelude, and ``#include "graphfuse/NAME.cuh"`` for a
+header of ``codegen.headers``. Each is inlined once, at its first include. There are no other includes. So compiling
+needs no search path, and the text alone is the cache key.
 """
 
 import re
@@ -17,18 +17,14 @@ _PREFIX = "graphfuse/"
 
 @cache
 def template(package: str, name: str) -> str:
-    """The text of a file that is installed with a package.
-
-    FileNotFoundError: the package has no such file.
-    """
+    """The text of a file that is installed with a package. Raises FileNotFoundError if there is none."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def render(text: str, generated: str, name: str = "kernel.cu") -> str:
-    """`text` with its includes put in place, self-contained.
+    """`text` with its includes inlined. generated: the prelude. name: of the file, for compile errors.
 
-    `name` is what compile errors call the file. ValueError: an include is unknown, or
-    the prelude is not asked for exactly once.
+    Raises ValueError if an include is unknown, or if the prelude is not included exactly once.
     """
     lines: list[str] = []
     done: set[str] = set()
@@ -62,19 +58,19 @@ def render(text: str, generated: str, name: str = "kernel.cu") -> str:
 
 @lru_cache(maxsize=128)
 def _passages(text: str) -> tuple[tuple[tuple[str, ...], str, int], ...]:
-    """Lines of a text up to each include, its path, and the number of its line; last those behind, without a path."""
+    """(lines before an include, its path, its line number) for each include; last the lines after it, with path ""."""
     found, lines, number = list[tuple[tuple[str, ...], str, int]](), list[str](), 0
     for number, line in enumerate(text.splitlines(), start=1):
         if (include := _INCLUDE.match(line) if "#" in line else None) is not None:
             found.append((tuple(lines), include[1], number))
             lines = []
-        else:  # in place of what a main file must not say stands an empty line, which keeps the numbers
+        else:  # an empty line replaces `#pragma once`, which a main file must not have, to keep line numbers
             lines.append("" if "#" in line and _ONCE.match(line) else line)
     return (*found, (tuple(lines), "", number))
 
 
 @cache
 def headers() -> tuple[str, ...]:
-    """The headers that a kernel may include, by the path it writes."""
+    """Paths of the headers that a kernel may include."""
     names = (entry.name for entry in resources.files("graphfuse.codegen.headers").iterdir())
     return tuple(sorted(_PREFIX + name for name in names if name.endswith(".cuh")))

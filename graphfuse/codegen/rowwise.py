@@ -1,8 +1,8 @@
-"""Prints a row program as C++: the generated part of a kernel template for rows.
+"""Printing of a row program as C++: the generated part of a kernel template for rows.
 
 The template spreads rows over threads, and reduces. Everything that depends on the program is printed here: kernel
-parameters, addresses, and what each phase reads, computes, keeps and writes. Names of the user's tensors never enter
-the text.
+parameters, addresses, and what each phase reads, computes, keeps and writes. The text never contains names of the
+user's tensors.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from graphfuse.rows.steps import Pick
 
 
 def headers(program: RowProgram) -> Iterator[str]:
-    """Headers that the printed text needs beyond what kernel templates include, for use outside of any namespace."""
+    """Headers that the printed text needs in addition to those of kernel templates, for inclusion at global scope."""
     yield from stores.headers(program)
     forms = (OPS[step.op_name].cuda or "" for step in program.steps if step.op_name in OPS)
     yield from sorted({name for form in forms for name in declared.headers(form)})
@@ -40,14 +40,14 @@ def headers(program: RowProgram) -> Iterator[str]:
 
 
 def _types(program: RowProgram) -> Iterator[data_type | None]:
-    """Types that values are read, rounded and written as."""
+    """Types in which values are read, rounded and written."""
     yield from (view.dtype for view in (*program.inputs, *(store.view for store in program.stores)))
     yield from (step.rounded for step in program.steps)
 
 
 def source(plan: PhasePlan, kernel: str) -> str:
-    """The structs Arguments, Row, Operands, PerRow, Held and Phase, what makes them, and the kernel, whose
-    qualifiers are `kernel`; what is copied ahead and summed over rows, where threads take row after row."""
+    """The generated text of a kernel: the structs Arguments, Row, Operands, PerRow, Held and Phase with their
+    functions, and the kernel function. With `stages`, also copies and sums over rows. kernel: qualifiers, in C++."""
     if settings.verify():
         check_plan(plan)
     return "\n".join([*_lines(plan), *parameters.entry(plan, kernel)]) + "\n"

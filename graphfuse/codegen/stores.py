@@ -1,4 +1,4 @@
-"""Prints how a phase writes pieces of rows, and updates the largest magnitude of a tensor by an atomic maximum."""
+"""Printing of a phase's stores: pieces of rows, and largest magnitudes by an atomic maximum."""
 
 from collections.abc import Iterator
 
@@ -13,12 +13,12 @@ from graphfuse.rows.program import RowProgram, Store
 
 
 def amaxes(program: RowProgram) -> list[int]:
-    """The stores that are the largest magnitude of all."""
+    """Numbers of the stores of a largest magnitude."""
     return [number for number, store in enumerate(program.stores) if store.amax]
 
 
 def stored(elements: Elements) -> Iterator[str]:
-    """Statements that write what a phase stores of each element."""
+    """Statements for the elementwise stores of a phase."""
     for number, store in elements.program.stored_in(elements.phase):
         yield from (_amax if store.amax else _piece)(elements, number, store)
 
@@ -42,18 +42,18 @@ _BY_SCALE = {
     (data_type.FP8_E4M3, data_type.FLOAT): ("gf::e4m3_by_float", "float_scales.cuh"),
     (data_type.FP8_E5M2, data_type.FLOAT): ("gf::e5m2_by_float", "float_scales.cuh"),
 }
-"""A tag and its header, by types of elements and scales, where these are not the element's usual ones."""
+"""(element type, scale type) -> (C++ tag, its header), for scales that are not the element type's usual ones."""
 
 
 def _made(store: Store) -> tuple[data_type, data_type]:
-    """The types of elements and scales of a store in blocks."""
+    """Types of elements and scales of a store that is quantized in blocks."""
     if store.scales_of is not None:
         return store.scales_of, store.view.dtype
     return store.view.dtype, store.block_scale.dtype
 
 
 def _element(store: Store) -> str:
-    """C++ type that quantizes elements: theirs, or a tag."""
+    """C++ type by which elements are quantized: their type, or a tag."""
     made = _made(store)
     return _BY_SCALE[made][0] if made in _BY_SCALE else made[0].facts.ctype
 
@@ -94,7 +94,7 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
 
 
 def raised(plan: PhasePlan) -> Iterator[str]:
-    """The function raise_amaxes."""
+    """The function raise_amaxes, which updates largest magnitudes in memory."""
     yield ""
     yield "/// What is largest of all, as far as the warp's lanes know; all of them call it together."
     yield "GF_DEVICE void raise_amaxes(const Row& row, const float (&largest)[AMAXES]) {"

@@ -1,4 +1,4 @@
-"""Prints column reductions: a thread's partial sums, what a phase adds, and where they are written."""
+"""Printing of column reductions: a thread's partial sums, their accumulation in a phase, and their stores."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from graphfuse.codegen.phase_plan import PhasePlan
 
 
 def source(plan: PhasePlan) -> Iterator[str]:
-    """The structs Sums and Totals, the function totals_of and the function store_total."""
+    """The structs Sums and Totals, and the functions totals_of and store_total."""
     sums = plan.program.sums
     yield ""
     yield f"constexpr int SUMS = {len(sums)};"
@@ -40,7 +40,7 @@ def source(plan: PhasePlan) -> Iterator[str]:
 
 
 def added(elements: Elements) -> Iterator[str]:
-    """Statements that add to the sums over rows in a phase."""
+    """Statements that add values of a phase to the sums over rows."""
     for number, s in elements.program.summed_in(elements.phase):
         at = f"sums.of[{number}][i]"
         factors = [f"{elements.array(o)}[i]" for o in s.factors]
