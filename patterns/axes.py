@@ -1,4 +1,4 @@
-"""Which axes of a match are rows and which are columns."""
+"""`Axes`, the axes of rows and of columns of a match."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from graphfuse.ops import aligned
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes of the normalized tensor: which are rows and which are columns."""
+    """Axes of rows and of columns of the tensor that a match normalizes. dim: its extents. columns: axes of columns."""
 
     graph: FrozenGraph
     dim: tuple[int, ...]
     columns: tuple[int, ...]
-    sums: bool  # whether the node that they are of makes sums over rows, beside which nothing else is reduced
+    sums: bool  # whether the node makes sums over all rows, so that nothing else may be reduced
 
     def __str__(self) -> str:
         axes = ", ".join(map(str, self.columns))
@@ -25,9 +25,10 @@ class Axes:
         return self.seen(self.graph.tensors[t])
 
     def seen(self, t: FrozenTensor) -> FrozenTensor:
-        """A tensor with the axes of rows: one of lower rank with leading axes of extent 1. One with an axis for parts
-        of rows, and one for their columns, has both as one, which is as long as there are parts where columns are
-        `shared`."""
+        """A tensor in terms of the axes of `dim`. A tensor of lower rank gets leading axes of extent 1.
+
+        A tensor with an axis of parts, and one of columns of a part, has them merged into one. Its extent is the number
+        of parts if columns are `shared`."""
         more = len(self.dim) - len(t.dim)
         if more < 0 and self._has_parts(t):
             return _with_whole_rows(t)
@@ -48,12 +49,12 @@ class Axes:
 
     @property
     def per_row(self) -> tuple[int, ...]:
-        """Extents of a tensor with one value a row."""
+        """Extents of a tensor with one value per row."""
         return tuple(1 if axis in self.columns else extent for axis, extent in enumerate(self.dim))
 
     @property
     def per_column(self) -> tuple[int, ...]:
-        """Extents of a tensor with one value a column."""
+        """Extents of a tensor with one value per column."""
         return tuple(extent if axis in self.columns else 1 for axis, extent in enumerate(self.dim))
 
     @property
@@ -62,44 +63,44 @@ class Axes:
         return self.columns == (len(self.dim) - 1,)
 
     def parted(self, t: TensorId) -> bool:
-        """True if a tensor has an axis more than rows do, for parts of these."""
+        """True if a tensor has an additional axis, for parts of rows."""
         return self._has_parts(self.graph.tensors[t])
 
     def _has_parts(self, t: FrozenTensor) -> bool:
         return self.last and len(t.dim) == len(self.dim) + 1
 
     def part(self, t: TensorId) -> int:
-        """Columns of a part, of a tensor that has all parts of all rows; 0 for any other."""
+        """Columns of a part, if a tensor has all parts of all rows; 0 otherwise."""
         return self.graph.tensors[t].dim[-1] if self.parted(t) and self.tensor(t).dim == self.dim else 0
 
     def shared(self, t: TensorId) -> int:
-        """Columns of a part of which a tensor has an element each; 0 for a tensor of any other kind."""
+        """Columns of a part, if a tensor has one element per part; 0 otherwise."""
         *_, count, columns = (0, *self.graph.tensors[t].dim)
         is_one = columns == 1 <= count < self.width and self.width % count == 0
-        # Of a row that is one part. Numbers that broadcast have this shape, too, but no node makes them.
+        # A row may be one part. Scalars that broadcast have this shape, too, but no node makes them.
         is_shared = self.parted(t) and is_one and (count > 1 or t in self.graph.producer)
         return self.width // count if is_shared else 0
 
     def repeated(self, t: TensorId) -> int:
-        """Columns of a part, of a tensor that has these for one part, the same for all; 0 for any other tensor."""
+        """Columns of a part, if a tensor has the columns of one part, the same for all; 0 otherwise."""
         *_, count, columns = (0, *self.graph.tensors[t].dim)
         is_repeated = self.parted(t) and count == 1 < columns < self.width and self.width % columns == 0
         return columns if is_repeated else 0
 
     def of_all_parts(self, t: TensorId) -> bool:
-        """True if a tensor with an axis for parts has one of them, which stands for all."""
+        """True if a tensor with an axis of parts has one part, which broadcasts to all."""
         return self.parted(t) and self.graph.tensors[t].dim[-2] == 1
 
     def has_rows(self, t: TensorId) -> bool:
-        """True if a tensor, as ``seen``, has the axes of rows: strides of parts and of their columns may differ."""
+        """True if ``seen`` can give a tensor the axes of `dim`: if it has parts, one stride serves all columns."""
         return len(self.tensor(t).dim) == len(self.dim)
 
     def whole(self, t: TensorId) -> bool:
-        """True if a tensor has an element for each of the rows."""
+        """True if a tensor has the extents `dim`: all columns of all rows."""
         return self.graph.tensors[t].dim == self.dim
 
     def has_all(self, t: TensorId) -> bool:
-        """True if a tensor has an element for each of the rows, or of all their parts."""
+        """True if a tensor has all columns of all rows, perhaps with an axis of parts."""
         return self.whole(t) or self.part(t) > 0
 
     def fits(self, t: TensorId) -> bool:
@@ -113,7 +114,7 @@ class Axes:
 
 
 def _with_whole_rows(t: FrozenTensor) -> FrozenTensor:
-    """A tensor whose last two axes are one; as it is where no stride serves both."""
+    """A tensor with its last two axes merged; unchanged if no single stride serves both."""
     (count, columns), (apart, stride) = t.dim[-2:], t.stride[-2:]
     if 1 not in (count, columns) and apart != columns * stride:
         return t

@@ -1,4 +1,4 @@
-"""From a match to a row program."""
+"""`Builder`, which makes a row program from a match."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from graphfuse.rows.views import ROWS, OfRank, View, joined
 
 
 class Builder:
-    """The values of one match, and the views of what of it lies in memory."""
+    """Builder of the row program of one match: its values, and views of its tensors in memory."""
 
     def __init__(self, subgraph: Subgraph, axes: Axes):
         self.graph, self.subgraph, self.axes = subgraph.graph, subgraph, axes
@@ -38,7 +38,7 @@ class Builder:
         self.of_rows = [t for node, e in expanded for port, t in node.inputs if port in e.of_rows]
 
     def made(self) -> tuple[tuple[int, ...], RowProgram] | No:
-        """Extents of the row axes, and the program."""
+        """Extents of the row axes, and the program; No if there is none."""
         for node, _ in self.nodes:
             if node.compute is not data_type.FLOAT:
                 return No(f"{node} computes in {node.compute.name}; accepted: FLOAT")
@@ -54,9 +54,9 @@ class Builder:
         return self._laid_out()
 
     def _compute(self) -> None:
-        """Values, steps and stores of all nodes."""
+        """Adds values, steps and stores of all nodes."""
         for t in self.of_rows:
-            # One a row, also where nodes before read it of a single row.
+            # Read as one value per row, even if earlier nodes read it as a scalar.
             if self.matched.made_by(t) is None:
                 self.values.operand(t, in_memory=True)
         for node, role in self.nodes:
@@ -64,7 +64,7 @@ class Builder:
             self.values.store_outputs(node)
 
     def _shorten(self) -> None:
-        """Drops, replaces and contracts steps."""
+        """Removes, replaces and contracts steps."""
         values = self.values
         values.shorten(pruned)
         values.shorten(roundings_joined)
@@ -114,7 +114,7 @@ class Builder:
         return layout.extents, over_ranks(program, {k: values.rounding(t) for k, t in added.items()})
 
     def _above(self, tensor: TensorId | None) -> Iterator[TensorId]:
-        """`tensor` and all within the match that it is made from."""
+        """`tensor`, and all tensors of matched nodes that it depends on."""
         if tensor is None:
             return
         yield tensor
@@ -137,16 +137,16 @@ class Builder:
         return [(piece.place, piece.unit) for piece in pieces] == [(ROWS, COLUMNS)]
 
     def _has_columns(self) -> Callable[[Operand], bool]:
-        """Function that says of a value whether it varies along a row."""
+        """Function that returns whether a value varies along a row."""
         extents = self._extents()
         return lambda o: extents.of(o).columns
 
     def _extents(self) -> Extents:
-        """Extents of the steps' values, as far as shapes tell."""
+        """Extents of the steps' values, from the shapes of tensors."""
         return Extents(tuple(self._varies(t) for t in self.values.loaded), tuple(self.values.steps))
 
     def _varying(self) -> dict[TensorId, Extent]:
-        """The tensors in memory, in the order of their views, each with what it varies along."""
+        """The tensors in memory, in the order of their views, with their extents."""
         values, extents = self.values, self._extents()
         found = {t: extents.inputs[number] for t, number in values.loaded.items()}
         for t in (w.tensor for w in values.stores):
@@ -158,12 +158,12 @@ class Builder:
         return found | dict.fromkeys((t for t, _ in values.sums), Extent(False, True))
 
     def _is_wide(self, tensor: FrozenTensor) -> bool:
-        """True if a tensor, as axes have it, has all columns."""
+        """True if a tensor, as ``Axes.seen`` returns it, has all columns."""
         return all(tensor.dim[axis] == self.axes.dim[axis] for axis in self.axes.columns)
 
     def _varies(self, t: TensorId) -> Extent:
-        """Extent of a tensor in memory. One row is as good as many: only weight and bias are known to be the
-        same for all of them."""
+        """Extent of a tensor in memory. A match of one row is treated like many rows: only weight and bias are known to
+        be the same for all."""
         dim, axes = self.axes.tensor(t).dim, self.axes
         wide = self._is_wide(axes.tensor(t)) or axes.repeated(t) > 0
         if t in self.values.paired or t in self.values.moved:
@@ -186,7 +186,7 @@ def _store(views: dict[TensorId, View], w: Written) -> Store:
 
 
 def _together(stores: Sequence[Store], extents: tuple[int, ...]) -> tuple[Store, ...]:
-    """One store for tensors that have all rows of a value between them, each some."""
+    """The stores, with those merged into one that together write all rows of a value."""
     groups: list[list[Store]] = []
     for store in stores:
         if groups and _follows(groups[-1][-1], store):
@@ -201,7 +201,7 @@ def _together(stores: Sequence[Store], extents: tuple[int, ...]) -> tuple[Store,
 
 
 def _follows(before: Store, store: Store) -> bool:
-    """True if a tensor has the rows of a value that follow those of the one before."""
+    """True if a store writes the rows of a value that follow those of the store before it."""
     one, two = before.view.place, store.view.place
     if not one.span or not two.span or one.numbers or two.numbers:
         return False

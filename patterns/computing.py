@@ -1,4 +1,4 @@
-"""Roles of nodes that compute: pointwise ops, norms and their like, reductions, quantization, rotation."""
+"""Roles of nodes that compute: pointwise ops, norms and similar ops, reductions, quantization, rotation."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +15,8 @@ from graphfuse.rows.program import SWAP
 from graphfuse.rows.steps import Column, Operand, Step
 
 MOST_NORMS = 4
-"""Norms that one kernel has one after another. Each is a phase more, in which rows that have no room in registers are
-read again, with all that was added to them on the way."""
+"""Largest number of consecutive norms in a kernel. Each adds a phase, in which rows that do not fit registers are
+read and computed again."""
 
 
 def _of_type(node: Node) -> str:
@@ -51,7 +51,7 @@ class Computing(Role):
         return self.unfit(matched, node)
 
     def unfit(self, matched: Matched, node: Node) -> str | None:
-        """Why a node may not join whose inputs are values of matched nodes, or in memory; None if it may."""
+        """Reason why a node may not join, apart from those that hold for all computing nodes; None if it may."""
         raise NotImplementedError
 
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
@@ -59,13 +59,13 @@ class Computing(Role):
 
 
 class Pointwise(Computing):
-    """A node that makes an element of one element of each input."""
+    """A node whose output elements depend on one element of each input."""
 
     def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, output = matched.axes, node.output("output")
         if not axes.fits(output) or axes.repeated(output):
             return f"makes {matched.graph.tensors[output]}, which does not broadcast to {axes}"
-        # What is the same for all rows can be worked out by each of them, but not written by one.
+        # Each row can compute a value that is the same for all rows, but no single row can write it.
         dim = axes.tensor(output).dim
         varies = any(dim[axis] != 1 for axis in axes.axes) or all(axes.dim[axis] == 1 for axis in axes.axes)
         same = f"makes {matched.graph.tensors[output]}, the same for all rows, of which none writes it"
@@ -78,7 +78,7 @@ class Pointwise(Computing):
 
 
 class Parting(Pointwise):
-    """A node that gives rows an axis for their parts, or takes it from them."""
+    """A reshape that divides rows into parts, with an axis of their own, or merges the parts again."""
 
     def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, x, output = matched.axes, node.input("input"), node.output("output")
@@ -96,7 +96,7 @@ class Parting(Pointwise):
 
 
 class Numbering(Pointwise):
-    """A node that makes of each element the number of its column."""
+    """A node that returns the column number of each element."""
 
     def unfit(self, matched: Matched, node: Node) -> str | None:
         axes, x = matched.axes, node.input("input")
@@ -112,7 +112,7 @@ class Numbering(Pointwise):
 
 @dataclass(frozen=True)
 class NodeOperands:
-    """NodeOperands of an op by its input ports, read from memory in the order in which its expansion asks for them."""
+    """Operands of a node by input port, read from memory in the order in which the op's expansion uses them."""
 
     expansion: Expansion
     values: Values
@@ -127,7 +127,7 @@ class NodeOperands:
 
 @dataclass(frozen=True)
 class Expanding(Computing):
-    """A node of an op that takes several steps: a norm, a softmax, a loss, or the gradient of one."""
+    """A node of an op with an expansion: a norm, a softmax, a loss, or a gradient of one."""
 
     expansion: Expansion
     starts = True
@@ -150,7 +150,7 @@ class Expanding(Computing):
         return "is a norm or softmax, which no kernel has beside gradients of a norm, with sums over all rows"
 
     def _part(self, axes: Axes, node: Node) -> int:
-        """Columns of a part, where parts are what a node reduces; 0 where it is rows."""
+        """Columns of a part, if the node reduces parts of rows; 0 if it reduces rows."""
         _, x = next((one for one in node.inputs if one[0] == "input"), node.inputs[0])
         last = len(axes.graph.tensors[x].dim) - 1
         numbered = self.expansion.of_rows or any(port.over_rows for port in node.op.outputs)
@@ -175,7 +175,7 @@ class Expanding(Computing):
 
 
 class Drawing(Expanding):
-    """A node that computes each element by itself, and draws a random number for it."""
+    """A node that computes each element separately, with a random number for it."""
 
     alone = True
 
@@ -194,8 +194,9 @@ class Reducing(Computing):
     starts = True
 
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
-        """None if it is all one number is made of, of several axes, or if there are no columns. Axes of extent 1 are
-        rows, but for the last, where there are no others."""
+        """The reduced axes; None if several axes are reduced to one number, or if there are no columns.
+
+        Axes of extent 1 count as rows. If all reduced axes have extent 1, the last of them is the columns."""
         axes = node.attribute("axes")
         columns = tuple(axis for axis in axes if dim[axis] != 1) or axes[-1:]
         rows = [axis for axis, extent in enumerate(dim) if axis not in columns and extent != 1]
@@ -218,12 +219,12 @@ class Reducing(Computing):
         return axes.graph.tensors[node.output("output")].dim == axes.per_row
 
     def _reduces_parts(self, axes: Axes, node: Node) -> bool:
-        """True if a node makes one value of each part of each row."""
+        """True if a node reduces each part of each row to one value."""
         x, made = node.input("input"), axes.graph.tensors[node.output("output")].dim
         return axes.part(x) > 0 and made == (*axes.graph.tensors[x].dim[:-1], 1)
 
     def _adds_rows(self, axes: Axes, node: Node) -> bool:
-        """True if a node makes the sum over all rows of each column."""
+        """True if a node sums each column over all rows."""
         is_sum = node.attribute("mode") is reduction_mode.ADD
         return is_sum and axes.graph.tensors[node.output("output")].dim == axes.per_column
 
@@ -262,12 +263,12 @@ class Quantizing(Computing):
         size = node.attribute("block_size")
         if y in values.subgraph.outputs:
             values.stores.append(Written(y, value, size, scale))
-        else:  # nobody wants the elements
+        else:  # only the scales are used
             values.stores.append(Written(scale, value, size, scales_of=node.attribute("element_type")))
 
 
 class Turning(Role):
-    """A turn of pairs of columns by a right angle."""
+    """A rotation of pairs of columns by a right angle."""
 
     starts = alone = True
 
@@ -285,14 +286,14 @@ class Turning(Role):
         return regular
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
-        # Neighbours are the same in parts as in rows.
+        # Interleaved pairs are the same in parts as in rows.
         part = 0 if node.attribute("interleaved") else self.part(matched.axes, node)
         pairs = Pairs((part or matched.axes.width) // 2, node.attribute("interleaved"), part)
         values.make(node.output("output"), self.swapped(values, node, pairs))
 
     @staticmethod
     def part(axes: Axes, node: Node) -> int:
-        """Columns of the parts that have pairs, where these are no whole rows; else 0."""
+        """Columns of a part, if parts have the pairs; 0 if whole rows do."""
         found = axes.part(node.input("input"))
         return found if found < axes.width else 0
 
@@ -303,7 +304,7 @@ class Turning(Role):
 
 
 class Rotating(Turning):
-    """A rotation of pairs of columns. Its cosines and sines may lie in rows that moves choose."""
+    """A rotation of pairs of columns. Moves may choose the rows of its cosines and sines."""
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]

@@ -1,7 +1,7 @@
-"""Subgraphs that libraries have kernels of: a product, a convolution, attention or a norm, with the pointwise
-operations after it.
+"""Patterns of subgraphs that libraries have kernels for: a product, convolution, attention or norm, with an epilogue of
+pointwise nodes.
 
-The nodes are taken as they are. The library's engine knows which of them it can translate.
+The nodes are matched as they are. The library's engine decides which of them it can translate.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from graphfuse.contract.match import Match, Pattern, convex, single
 from graphfuse.op_graph.ir import FrozenGraph, Node, Subgraph
 
 PRODUCTS = ("matmul", "conv_fprop", "conv_dgrad", "conv_wgrad")
-"""Ops after which pointwise nodes are taken."""
+"""Ops that may have an epilogue of pointwise nodes."""
 
 ATTENTION = ("sdpa", "sdpa_backward")
 
@@ -30,12 +30,13 @@ NORMALIZING = (
 )
 
 LONGEST = 8
-"""Pointwise nodes in an epilogue. Each shorter one is a region as well, and asking a library takes milliseconds."""
+"""Largest number of pointwise nodes in an epilogue. Each shorter one is a region, too, which costs a library call of
+milliseconds."""
 
 
 @dataclass(frozen=True)
 class EpilogueFacts:
-    """node: the name of the node that the match starts from, for messages. subgraph: it, and its epilogue."""
+    """Facts of a match. node: name of its first node, for messages. subgraph: this node and its epilogue."""
 
     node: str
     subgraph: Subgraph
@@ -54,8 +55,8 @@ def core(nodes: Subgraph) -> Node:
 def grow(match: Match) -> Iterator[frozenset[int]]:
     """A product with the longest epilogue, then with shorter ones, down to none; any other node alone.
 
-    An epilogue is made of pointwise nodes of the product's shape that need it, and can run with it as one. Operands
-    that nodes transpose for the product alone are read where they lie; without these nodes it is a region as well.
+    An epilogue consists of pointwise nodes that depend on the product, have its shape, and can run with it as one
+    kernel. Transposes of operands that only the product reads are included; the region without them is tried, too.
     """
     graph, alone = match.graph, frozenset(match.subgraph.node_ids)
     if match.anchor.op_name not in PRODUCTS:
@@ -70,7 +71,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
 
 def _only_turns(graph: FrozenGraph, index: int, readers: frozenset[int]) -> bool:
-    """True for a transpose whose result these alone read, as it is."""
+    """True for a transpose whose result only `readers` read, without a conversion."""
     node = graph.nodes[index]
     if node.op_name != "transpose":
         return False
@@ -106,4 +107,4 @@ PATTERN = Pattern(
 )
 
 NORMS = Pattern("norm", tuple(map(single, NORMALIZING)), lambda match: EpilogueFacts(match.anchor.name, match.subgraph))
-"""Norms alone, each as one node."""
+"""Pattern of a single norm node."""

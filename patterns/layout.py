@@ -1,4 +1,4 @@
-"""Tensors seen as rows x columns."""
+"""`RowLayout`, which views tensors as rows x columns."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -15,10 +15,10 @@ from graphfuse.rows.views import View
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Row axes as which tensors are seen. groups: the axes that each row axis joins.
+    """Row axes of a program. rows: axes of the match. extents: of the row axes. groups: axes merged into each row axis.
 
-    Strides decide, not extents, so that a graph of one row, token or head has the row axes of one of many: an axis of
-    extent 1 keeps the strides that its tensors declare.
+    Strides decide which axes are merged, not extents, so that a graph of one row, token or head has the same row axes
+    as one of many. An axis of extent 1 keeps the strides that its tensors declare.
     """
 
     rows: Axes
@@ -27,8 +27,8 @@ class RowLayout:
 
     @classmethod
     def of(cls, rows: Axes, varying: Sequence[FrozenTensor], alone: Collection[int] = ()) -> "RowLayout":
-        """Row axes joined wherever one stride serves both in every tensor. varying: those that vary over rows. alone:
-        axes that are joined with no other."""
+        """The layout with adjacent axes merged if one stride serves both in every tensor. varying: tensors that vary
+        over rows. alone: axes that are not merged."""
         if any(rows.dim[axis] == 0 for axis in rows.columns):
             return cls(rows, (0,), ((),))
         groups: list[list[int]] = []
@@ -77,21 +77,20 @@ class RowLayout:
 
 
 def _stride(tensor: FrozenTensor, axis: int, rows: Axes) -> int:
-    """Between rows along an axis, 0 where the tensor does not vary."""
+    """Stride between rows along an axis; 0 if the tensor does not vary along it."""
     return tensor.stride[axis] if tensor.dim[axis] == rows.dim[axis] else 0
 
 
 def _tells(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
-    """True if the stride of an axis of extent 1 can be one between rows, or 0; shorter than a row, it is there for
-    form."""
+    """True if the stride of an axis of extent 1 is meaningful: 0, or longer than a row. A shorter one is arbitrary."""
     return not tensor.stride[axis] or tensor.stride[axis] > sum(
         (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns
     )
 
 
 def merge(axes) -> tuple[tuple[int, int], ...]:
-    """(extent, stride) pairs, outermost first, with neighbours joined where one stride serves
-    both and extents of 1 left out."""
+    """(extent, stride) pairs, outermost first, without extents of 1, and with neighbours merged if one stride serves
+    both."""
     merged: list[tuple[int, int]] = []
     for extent, stride in axes:
         if extent == 1:

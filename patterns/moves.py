@@ -1,7 +1,7 @@
-"""Roles of nodes that move rows: they say where rows lie that other nodes read or write.
+"""Roles of nodes that move rows: they determine where the rows lie that other nodes read or write.
 
-They compute nothing, but that rows of several ranks are added up where they are read. What is gathered is written to
-the memory of each.
+They compute nothing, except that reads from several ranks are summed. `all_gather` is a write to the memory of each
+rank.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _NOT_WRITTEN = "is given no whole rows that they write"
 
 
 class Move(Role):
-    """A move of rows from memory to the nodes that read its output, which is not written."""
+    """A move of rows from memory to the nodes that read them. Its output is not written."""
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
         made, graph = node.output("output"), matched.graph
@@ -34,12 +34,12 @@ class Move(Role):
         return None
 
     def suits(self, axes: Axes, node: Node) -> bool:
-        """True if the rows are those of the match, or what readers take in their place."""
+        """True if the readers of the moved rows can use them."""
         return True
 
 
 class Joining(Move):
-    """Tensors joined to one along an axis of rows."""
+    """A join of tensors along an axis of rows."""
 
     def suits(self, axes: Axes, node: Node) -> bool:
         made, axis = node.output("output"), _joined_axis(axes, node)
@@ -59,7 +59,7 @@ def _joined_axis(axes: Axes, node: Node) -> int:
 
 
 class AddingRanks(Move):
-    """Rows that each rank has, added up over ranks."""
+    """A sum over ranks of the rows in the memory of each."""
 
     def suits(self, axes: Axes, node: Node) -> bool:
         return axes.whole(node.output("output")) and not axes.sums
@@ -74,7 +74,7 @@ def _group(matched: Matched, node: Node) -> RankGroup:
 
 
 class GatheringRanks(Role):
-    """Rows of a value, which each rank writes to the memory of all."""
+    """A gather of rows: each rank writes its rows to the memory of all ranks."""
 
     starts = alone = final = True
 
@@ -93,7 +93,7 @@ class GatheringRanks(Role):
 
 
 class Gathering(Move):
-    """Cosines and sines in rows that numbers choose."""
+    """A gather of rows of cosines and sines by number."""
 
     narrows = True
 
@@ -109,13 +109,13 @@ class Gathering(Move):
 
 
 class Slicing(Move):
-    """A slice of a tensor in memory that others read; or rows of a value, some along one axis, that are written."""
+    """A slice of a tensor in memory that matched nodes read, or a slice of computed rows that is written."""
 
     narrows = final = True
 
     def is_regular(self, axes: Axes, node: Node) -> bool:
         made = node.output("output")
-        # One element is read as a number where it lies, and would be read at the beginning of the whole.
+        # One element would be read as a scalar, at the beginning of the whole tensor instead of the slice.
         return axes.whole(made) or axes.fits(made) and axes.graph.tensors[made].elements > 1
 
     def why_not(self, matched: Matched, node: Node) -> str | None:
@@ -127,7 +127,7 @@ class Slicing(Move):
         return None if fit else "is no slice along one axis of rows that they write"
 
     def cut(self, axes: Axes, node: Node) -> tuple[int, int, int] | None:
-        """Axis, first and end of a slice along one axis of rows, or of what is one a row; None for other slices."""
+        """Axis, first and end of a slice of rows, or of values of one per row, along one row axis; else None."""
         x, slices = node.input("input"), node.attribute("slices")
         dim = axes.graph.tensors[x].dim
         cut = [(axis, *s) for axis, s in enumerate(slices) if s != (0, dim[axis], 1)]
@@ -150,7 +150,7 @@ class Slicing(Move):
 
 
 class Scattering(Role):
-    """Rows of a value, all or a slice, that are written where numbers say."""
+    """A scatter: computed rows, all or a slice, are written to rows chosen by number."""
 
     starts = alone = final = True
 

@@ -1,6 +1,6 @@
-"""Nodes that reduce nothing, as rows: pointwise nodes, and the moves around them that say where rows lie.
+"""Pattern of pointwise nodes without a reduction, with the moves around them that determine where rows lie.
 
-Rows run along the axis in which the elements of what is made touch in memory.
+Rows run along the axis of stride 1 of the output.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from graphfuse.patterns.roles import ROLES
 
 
 def _axes(graph: FrozenGraph, anchor: Node) -> Axes:
-    """Rows and columns of what the node makes that a match starts from."""
+    """Rows and columns of the output of the node that a match starts from."""
     _, made = anchor.outputs[0]
     t = graph.tensors[made]
     last = len(t.dim) - 1
@@ -25,8 +25,10 @@ def _axes(graph: FrozenGraph, anchor: Node) -> Axes:
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """At a graph's first pointwise node on rows along some axes, the sets around each such node: all that works on its
-    rows and starts no match of rows, with what only reads the same rows, and without; pointwise nodes alone."""
+    """Sets of nodes around all pointwise nodes on the rows of the anchor, if the anchor is the first of these.
+
+    There are three kinds: nodes on these rows that start no match of the rows pattern, with nodes that only read the
+    same tensors; the same without the latter; pointwise nodes alone."""
     graph, axes = match.graph, _axes(match.graph, match.anchor)
     if _first(graph, graph.nodes, axes) is not match.anchor:
         return
@@ -48,13 +50,13 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
                 for joins_readers in more:
                     found = convex(graph, found, joins, joins_readers)
                 yield found
-                # Around another of these the same is found, unless a path over other nodes kept one out.
+                # From its other nodes the same set is found, unless a path over other nodes excluded one.
                 kept_out = any(joins(i, found) for i in neighbours(graph, found, *more))
                 left[n] -= {start} if kept_out else found
 
 
 def _first(graph: FrozenGraph, nodes: Iterable[Node], axes: Axes) -> Node:
-    """The first of the nodes that is pointwise on rows along some axes."""
+    """The first pointwise node on rows along some axes."""
     return next(node for node in nodes if node.op.pointwise and _axes(graph, node) == axes)
 
 

@@ -1,7 +1,7 @@
-"""Roles: what a kind of node is to the rows of a match.
+"""Roles: how nodes of an op take part in a match of rows.
 
-A role says which nodes may join a match, where the tensors lie that it reads and writes, and what it computes. There is
-one object for each op (``roles``), and no other file asks for the name of an op.
+A role decides whether a node may join a match, where the tensors lie that it reads and writes, and what it computes.
+There is one object for each op (``roles``); no other file depends on names of ops.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from graphfuse.patterns.values import Values
 
 
 class Role:
-    """A kind of node. The defaults are those of a node that moves nothing, and whose outputs others may read."""
+    """Role of an op. The defaults are for a node that moves nothing, and whose outputs matched nodes may read."""
 
     starts: ClassVar[bool] = False  # whether a match may start from it
-    alone: ClassVar[bool] = False  # whether that match has no reduction: one that has takes the node, too
-    final: ClassVar[bool] = False  # whether nothing that works on the rows can read what it makes
-    narrows: ClassVar[bool] = False  # whether what it makes may have fewer columns than rows, as cosines of pairs have
-    expansion: ClassVar[Expansion | None] = None  # steps of an op that takes several, such as a norm
+    alone: ClassVar[bool] = False  # whether that match excludes reductions, whose own matches include the node
+    final: ClassVar[bool] = False  # whether no matched node can read its output
+    narrows: ClassVar[bool] = False  # whether its output may have fewer columns than rows, such as cosines
+    expansion: ClassVar[Expansion | None] = None  # of an op that has one, such as a norm
 
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The axes that rows run along where a match starts from the node; None if none can. dim: of its input."""
+        """The axes of columns of a match that starts from the node; None if none can. dim: of its input."""
         return (len(dim) - 1,)
 
     def axes(self, graph: FrozenGraph, node: Node) -> Axes | None:
@@ -36,32 +36,31 @@ class Role:
         return None if columns is None else Axes(graph, dim, columns, sums)
 
     def why_not(self, matched: "Matched", node: Node) -> str | None:
-        """Why a node may not join a match, of which it is "they" in words that follow its name; None if it may."""
+        """Reason why a node may not join a match; None if it may. "They" in its text are the matched nodes."""
         raise NotImplementedError
 
     def is_regular(self, axes: Axes, node: Node) -> bool:
-        """True if what a node makes is of rows, so that any node can read it."""
+        """True if the output of a move has the form of rows, so that any node can read it."""
         return True
 
     def accepts(self, node: Node, t: TensorId, move: "Role", regular: bool) -> bool:
-        """True if a node may read the output of a move, which says where rows lie. regular: what ``is_regular`` says
-        of that."""
+        """True if a node may read the output `t` of a move. regular: result of ``is_regular`` for the move."""
         return False
 
     def reduces(self, axes: Axes, node: Node) -> bool:
-        """True if a node makes one value of each row."""
+        """True if a node reduces each row to one value."""
         return False
 
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
-        """True if an output is not known before all rows are done, or only in its quantized form."""
+        """True if matched nodes cannot read an output: it needs all rows, or exists only in its final form."""
         return self.final or any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
     def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
-        """The tensors in memory that readers of a node's output read."""
+        """The pieces in memory that are read for a node's output."""
         raise NotImplementedError
 
     def written(self, matched: "Matched", node: Node, piece: Piece) -> Piece:
-        """The written part of `piece`, the output of this node or of one behind it."""
+        """The written part of `piece`, the output of this node or of a move after it."""
         return piece
 
     def compute(self, values: Values, matched: "Matched", node: Node) -> None:
@@ -70,7 +69,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Matched:
-    """The nodes of a match, or those taken so far, as roles look at them. roles: by op."""
+    """The nodes that have joined a match so far, for roles. inside: their indices. roles: by op."""
 
     axes: Axes
     inside: frozenset[int]
@@ -84,12 +83,12 @@ class Matched:
         return self.roles[node.op_name]
 
     def why_not(self, index: int) -> str | None:
-        """Why a node may not join; None if it may."""
+        """Reason why a node may not join; None if it may."""
         node = self.graph.nodes[index]
         return self.role(node).why_not(self, node) if node.op_name in self.roles else "is no operation on rows"
 
     def made_by(self, t: TensorId) -> Node | None:
-        """The matched node that makes a tensor."""
+        """The matched node that makes a tensor; None if there is none."""
         found = self.graph.producer.get(t)
         return self.graph.nodes[found] if found in self.inside else None
 
@@ -98,21 +97,21 @@ class Matched:
         return [self.graph.nodes[i] for i in self.graph.consumers.get(t, ()) if i in self.inside]
 
     def kept(self, t: TensorId) -> bool:
-        """True if matched nodes alone read a tensor, so that it need not be written."""
+        """True if only matched nodes read a tensor, so that it need not be written."""
         return self.graph.tensors[t].virtual and self.inside.issuperset(self.graph.consumers.get(t, ()))
 
     def ended(self, t: TensorId) -> bool:
-        """True if a matched node makes a tensor that others cannot read."""
+        """True if a matched node makes a tensor that no matched node can read."""
         node = self.made_by(t)
         return node is not None and self.role(node).ends(self.axes, node, t)
 
     def read(self, t: TensorId) -> tuple[Piece, ...]:
-        """The tensors in memory that are read for a tensor, one where no matched node moves rows. They may have the
-        axes of the graph's tensors still."""
+        """The pieces in memory that are read for a tensor: one, unless a matched node moves its rows. Their tensors may
+        still have the axes of the graph."""
         node = self.made_by(t)
         return (Piece(self.graph.tensors[t]),) if node is None else self.role(node).read(self, node)
 
     def written(self, t: TensorId, piece: Piece) -> Piece:
-        """The written part of `piece`, a tensor in memory, where its value is that of `t`."""
+        """The written part of `piece`, whose value is that of `t`."""
         node = self.made_by(t)
         return piece if node is None else self.role(node).written(self, node, piece)

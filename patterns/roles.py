@@ -7,4 +7,3 @@ from graphfuse.patterns.moves import MOVES
 from graphfuse.patterns.role import Role
 
 ROLES: Mapping[str, Role] = {**COMPUTING, **MOVES}
-"""Roles by op."""

@@ -1,9 +1,9 @@
-"""Reductions of rows, with the operations on the same rows around them, forward and backward.
+"""Pattern of reductions of rows, with the operations on the same rows around them, forward and backward.
 
-These are norms, as one node or many; softmax; cross entropy and its gradient, which reduces nothing; pointwise nodes
+It matches norms, as one node or many; softmax; cross entropy and its gradient, which reduces nothing; pointwise nodes
 before and after; quantization in blocks; and the largest magnitude of a tensor. Any intermediate may be an output.
 Quantization in blocks, the rotation of pairs and rows written by number also match without a reduction, with the
-pointwise nodes before them. Nodes may say where rows lie: rows gathered by number, several tensors joined, slices.
+pointwise nodes before them. Other nodes determine where rows lie: gathers by number, joins, slices.
 """
 
 import math
@@ -22,11 +22,11 @@ from graphfuse.rows.program import RowProgram
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Everything an engine may look at.
+    """Facts of a match as rows x columns: all that an engine may use.
 
-    node: the name of the node that the match starts from, for messages. row_extents: of the row axes, outermost first,
-    neighbours joined where one stride serves both in every tensor; at least one. columns: extent.
-    program: what is computed and written, sums over all rows among it.
+    node: the name of the node that the match starts from, for messages. row_extents: extents of the row axes, at least
+    one, outermost first; adjacent axes are merged if one stride serves both in every tensor. columns: columns of a row.
+    program: the computation and its outputs, including sums over all rows.
     """
 
     node: str
@@ -40,12 +40,13 @@ class RowFacts:
 
 
 def grow(match: Match) -> Iterator[frozenset[int]]:
-    """All around the reduction that works on its rows, with the norms that follow; without other norms; without what
-    comes before; without what comes after. Each with what only reads the same rows, without, and without what ends in
-    other nodes.
-    What stands between two norms belongs to the first: what the second reads is in memory anyway. Not so behind a
-    product or another op that works on no rows, up to which the first does not come. Around
-    quantization what is pointwise: where there is a reduction of its rows, that one's set has both."""
+    """Sets of nodes around a reduction that work on its rows, largest first.
+
+    They are: with the norms that follow; without other norms; without the nodes before; without the nodes after. Each
+    has three forms: with nodes that only read the same tensors, without these, and without nodes whose results only
+    nodes outside read. Nodes between two norms belong to the first, as the second reads from memory anyway; but not
+    nodes after a product or another op that does not work on rows, which the first norm cannot reach. Around an op that
+    reduces nothing, such as quantization, the sets have no reductions: the set of a reduction includes both."""
     graph, center = match.graph, match.anchor
     core, role = frozenset(match.subgraph.node_ids), ROLES[center.op_name]
     axes = role.axes(graph, center)
@@ -80,7 +81,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
 
 def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
-    """The set without pointwise nodes and moves that others alone read, whose these may be."""
+    """The set without pointwise nodes and moves whose results only nodes outside read."""
     for i in sorted(nodes, reverse=True):
         node = graph.nodes[i]
         made = [t for _, t in node.outputs]
@@ -91,19 +92,19 @@ def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
 
 
 def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
-    """The nodes that need one of `norms` by way of ops that may work on rows alone, so that they can follow it."""
+    """The nodes that depend on one of `norms`, and only through ops that may work on rows."""
     below = graph.below(t for i in norms for _, t in graph.nodes[i].outputs)
     others = {i for i in below if graph.nodes[i].op_name not in ROLES}
     return frozenset(below - others - graph.below(t for i in others for _, t in graph.nodes[i].outputs))
 
 
 def facts(match: Match) -> RowFacts | No:
-    """The match as rows x columns; No if a tensor cannot be seen that way."""
+    """The match as rows x columns; No if a tensor cannot be viewed so."""
     return described(match, ROLES[match.anchor.op_name].axes(match.graph, match.anchor))
 
 
 def described(match: Match, axes: Axes) -> RowFacts | No:
-    """The nodes of a match on rows along these axes."""
+    """Facts of a match on rows along these axes; No if there are none."""
     made = Builder(match.subgraph, axes).made()
     if isinstance(made, No):
         return made
@@ -112,13 +113,13 @@ def described(match: Match, axes: Axes) -> RowFacts | No:
 
 
 def apart(region: Region, others: frozenset[int]) -> str | None:
-    """Reason why those of `others` that are next to a region are not in it."""
+    """Reason why neighbours of a region among `others` are not in it; None if unknown."""
     anchor = next(node for node in region.subgraph.nodes if node.name == region.facts.node)
     return apart_on(ROLES[anchor.op_name].axes(region.subgraph.graph, anchor), region.subgraph, others)
 
 
 def apart_on(axes: Axes, inside: Subgraph, others: frozenset[int]) -> str | None:
-    """Answer of ``apart`` for nodes on rows along these axes."""
+    """Result of ``apart`` for nodes on rows along these axes."""
     graph, matched = inside.graph, Matched(axes, frozenset(inside.node_ids), ROLES)
     found = sorted(others & neighbours(graph, matched.inside, axes.whole))
     if not found:
