@@ -1,4 +1,4 @@
-"""The op table `OPS` (`table`) and what its entries are made of."""
+"""The op table `OPS` (`table`), and the classes of its entries."""
 
 from graphfuse.ops.blocks import BLOCKS, block_size
 from graphfuse.ops.expansion import Expansion, Join, RowArithmetic

@@ -33,10 +33,10 @@ from graphfuse.ops.scores import PAGED, Scores, scored, within
 
 @dataclass(frozen=True)
 class RowsOfScores:
-    """Parts of a softmax of scores, of which a row may have none.
+    """Intermediate values of a softmax of scores. Rows may be fully masked.
 
-    largest: of each row. nothing: whether it is -infinity. powers: exponentials of scores less it. summed: of a row, 0
-    where there are none. total: that, and 1 there.
+    largest: largest score of each row. nothing: whether it is -infinity. powers: exp(score - largest). summed: their
+    sum per row; 0 if fully masked. total: the same, but 1 if fully masked.
     """
 
     largest: object
@@ -51,7 +51,7 @@ def softmaxed(t, s: Scores) -> RowsOfScores:
     if s.sink is not None:
         largest = t.maximum(largest, s.sink)
     nothing = largest == -float("inf")
-    # Infinity less infinity would be NaN.
+    # -infinity - -infinity would be NaN.
     finite = t.where(nothing, 0.0, largest)
     powers = t.exp(s.scaled - finite)
     summed = powers.sum(dim=-1, keepdim=True)
@@ -61,7 +61,7 @@ def softmaxed(t, s: Scores) -> RowsOfScores:
 
 
 def statistics(t, a, s: Scores, soft: RowsOfScores) -> dict[str, object]:
-    """Outputs beside O."""
+    """Outputs other than O."""
     stats = soft.largest + t.log(soft.total)
     return {
         "Stats": stats * math.log2(math.e) if a.get("stats_use_log2") else stats,
@@ -72,7 +72,7 @@ def statistics(t, a, s: Scores, soft: RowsOfScores) -> dict[str, object]:
 
 
 def kept(s: Scores, values):
-    """Values times what dropout multiplies them by."""
+    """Values times the factors of dropout."""
     return values if s.kept is None else values * s.kept
 
 
@@ -84,12 +84,12 @@ def _sdpa(t, x, a) -> dict[str, object]:
 
 
 def _dumped(kept) -> dict[str, object]:
-    """1 where dropout keeps an element, and 0."""
+    """The output rng_dump: 1 for elements that dropout keeps, else 0."""
     return {} if kept is None else {"rng_dump": (kept != 0).to(kept.dtype)}
 
 
 def shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted, o: str = "o") -> dict[str, Shape]:
-    """o: the port of the forward's output."""
+    """Shapes of a backward's outputs. o: the port of the forward's output O."""
     made = attended(shapes, attributes, wanted)
     losses = [port for port in ("dO", "dO_T", "dO_f16") if port in shapes]
     for port, extents in ((o, made["O"]), *((loss, made["O"]) for loss in losses), ("stats", made["Stats"])):
@@ -107,11 +107,11 @@ _GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
 
 @dataclass(frozen=True)
 class Narrowed:
-    """Operands of gradients that are kept in a narrow type.
+    """Replacements of operands of gradients by values that are rounded to a narrow type.
 
-    p, ds: what becomes of exponentials, and of gradients of scores, scaled.
-    twins: in place of q, k and dO, what products over rows read, which is rounded along rows.
-    inner: in place of o and dO, what the sum of their products is of.
+    p, ds: rounding of probabilities, and of scaled gradients of scores.
+    twins: replacements of q, k and dO in products over rows, quantized along rows.
+    inner: replacements of o and dO in the sum of their products.
     """
 
     p: Callable[[object], object] = lambda values: values
@@ -121,11 +121,11 @@ class Narrowed:
 
 
 def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  # noqa: B008 - it never changes
-    """Outputs of a backward, and "dS", gradients of scores before the scale."""
+    """Outputs of a backward by port, and "dS", the gradients of scores times attn_scale."""
     s = scored(t, x, a)
     rows = scored(t, {**x, **narrowed.twins}, a) if narrowed.twins else s
     stats, nothing = x["stats"], x["stats"] == -float("inf")
-    # Rows beyond a sequence's end have nothing to attend to, whatever lies there.
+    # Rows beyond a sequence's end attend to nothing, whatever their memory holds.
     nothing = nothing if s.rows is None else nothing | ~s.rows
     finite = t.where(nothing, 0.0, stats)
     p = t.where(nothing, 0.0, t.exp(s.scaled - finite))
@@ -150,7 +150,7 @@ def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  #
 
 
 def of_heads(grad, of):
-    """The sum over the heads of q that one of k or v serves."""
+    """The sum over the heads of q that share a head of k or v."""
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
 
@@ -170,7 +170,7 @@ def _all_gradients(p: Pullback):
     o = p["O"]
 
     def rounded(t):
-        """Kernels of attention read all in the type of O, and scores are to be those of the statistics."""
+        """`t` in the type of O, as attention kernels read it, so that scores are those of the statistics."""
         narrow = t.get_is_virtual() and o.get_data_type().bits <= 16
         return p.graph.identity(t).set_data_type(o.get_data_type()) if narrow else t
 

@@ -1,8 +1,8 @@
-"""Attention with a function of its scores, drawn as the nodes that it is made of.
+"""Attention with a user's function of its scores, built from products, softmax and pointwise nodes.
 
-The function takes the graph and the scores, [batch, heads of q, rows of q, rows of k], and returns what softmax is of.
-Factors of products are rounded to q's type where that has 16 bits, as kernels of attention round them. Shapes and types
-of q, k and v are those of the moment.
+The function takes the graph and the scores, [batch, heads of q, rows of q, rows of k], and returns the input of
+softmax. Factors of products are rounded to q's type if it has 16 bits, as attention kernels do. Shapes and types of q,
+k and v are those at the time of the call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphfuse.ops.layouts import packed_like, packed_stride
 from graphfuse.ops.op import Attributes
 
 Functions = Mapping[str, Callable[[Any], Any]]
-"""By argument what makes another tensor of a tensor, by the user's function."""
+"""Argument -> the user's function, from a tensor to a tensor."""
 
 _READ = ("q", "k", "v", "o", "dO", "stats", "attn_scale", "bias")
 _MEANT = ("is_inference", "generate_stats")
@@ -31,13 +31,13 @@ _CHANGES_NOTHING = (
 
 @dataclass(frozen=True)
 class AttentionNodes:
-    """Nodes in the place of one.
+    """Builder of the nodes that replace one node of attention.
 
-    where: what errors begin with.
-    inputs, attributes: the one node's.
-    asked: names of the options that it has.
+    where: beginning of error messages.
+    inputs, attributes: those of the replaced node.
+    asked: names of the options that the user gave.
     compute: the type that nodes compute in.
-    name: of the node whose result is the first.
+    name: of the replaced node; the node of the first result gets it.
     """
 
     graph: Any
@@ -58,7 +58,7 @@ class AttentionNodes:
             )
 
     def node(self, op: str, *tensors: object, **attributes: object) -> Any:
-        """A value between nodes, which is not rounded."""
+        """Result of a new node, in the compute type, so that it is not rounded."""
         made = getattr(self.graph, op)(*tensors, compute_data_type=self.compute, **attributes)
         return made.set_data_type(self.compute)
 
@@ -66,7 +66,7 @@ class AttentionNodes:
         return self.graph.matmul(a, b, compute_data_type=self.compute, name=name)
 
     def turned(self, t: object) -> Any:
-        """A tensor with its last two axes in the other order."""
+        """A tensor with its last two axes transposed."""
         return self.graph.transpose(t, permutation=[0, 1, 3, 2]).set_data_type(self.kind(t))
 
     def kind(self, t: Any) -> data_type:
@@ -75,16 +75,16 @@ class AttentionNodes:
         return unset if t.get_data_type() is data_type.NOT_SET else t.get_data_type()
 
     def factor(self, t: Any) -> Any:
-        """A value as a product reads it."""
+        """A value rounded to q's type, if it has 16 bits, as a factor of a product."""
         kind = self.kind(self.inputs["q"])
         return self.graph.identity(t).set_data_type(kind) if kind in SIXTEEN_BITS else t
 
     def shared(self, port: str) -> int:
-        """Heads of q that one of k or v serves."""
+        """Number of heads of q that share a head of k or v."""
         return self.inputs["q"].get_dim()[1] // self.inputs[port].get_dim()[1]
 
     def repeated(self, port: str) -> Any:
-        """k or v with a head for each of q's, or with one."""
+        """k or v with as many heads as q, or with one head that broadcasts."""
         t, shared = self.inputs[port], self.shared(port)
         if shared == 1 or t.get_dim()[1] == 1:
             return t
@@ -109,18 +109,18 @@ class AttentionNodes:
         return self.graph.reshape(total)
 
     def like(self, made: Any, port: str) -> Any:
-        """A gradient that lies as what it is of."""
+        """A gradient with the shape and layout of its port."""
         t = self.inputs[port]
         made.set_dim(t.get_dim())
         strides = packed_like(t.get_dim(), t.get_dim(), t.get_stride()) if t.get_stride() else None
         return made.set_stride(strides) if strides else made
 
     def called(self, t: Any, port: str) -> Any:
-        """A result under the name that the one node would give it, where that has one."""
+        """A result with the name that the replaced node would give it, if that has a name."""
         return t.set_name(f"{self.name}::{port}") if self.name else t
 
     def weights(self, scores: Any, stats: Any) -> Any:
-        """Softmax of scores, by the logarithm of its sums; 0 in rows of -infinity alone."""
+        """Softmax of scores, from their log-sum-exp; 0 in rows that are all -infinity."""
         most = FACTS[data_type.FLOAT].max
         finite = self.node("relu", stats, negative_slope=0.0, lower_clip=-most, upper_clip=most)
         return self.node("exp", self.node("sub", scores, finite))
@@ -137,7 +137,7 @@ class AttentionNodes:
         return self.graph.reshape(t).set_dim([1, 1, 1, 1]).set_data_type(self.kind(t))
 
     def scores(self) -> Any:
-        """Scores that softmax is of."""
+        """The input of softmax."""
         made = self.product(self.inputs["q"], self.turned(self.repeated("k"))).set_data_type(self.compute)
         made = self.node("mul", made, self.scale) if "attn_scale" in self.inputs else made
         made = self.node("add", made, self.inputs["bias"]) if "bias" in self.inputs else made
@@ -148,7 +148,7 @@ class AttentionNodes:
 
 
 def forward(*given: Any) -> list[Any]:
-    """[O, Stats]; the second is None unless it is asked for. given: as ``AttentionNodes`` has it."""
+    """[O, Stats]; Stats is None unless requested. given: arguments of ``AttentionNodes``."""
     nodes = AttentionNodes(*given)
     scores = nodes.scores()
     stats = nodes.node("logsumexp", scores, axis=3)
@@ -161,7 +161,7 @@ def forward(*given: Any) -> list[Any]:
 
 
 def backward(*given: Any) -> list[Any]:
-    """[dQ, dK, dV]. given: as ``AttentionNodes`` has it."""
+    """[dQ, dK, dV]. given: arguments of ``AttentionNodes``."""
     nodes = AttentionNodes(*given)
     if len(nodes.functions) < 2:
         raise GraphNotSupportedError(

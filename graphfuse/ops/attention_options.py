@@ -1,5 +1,5 @@
-"""Options that all kinds of attention share: their ports and attributes, the shapes that go with them, and the one
-spelling of them that frozen nodes have."""
+"""Options that all attention ops share: their ports, attributes and shape rules, and their canonical form in frozen
+nodes."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from graphfuse.ops.scores import PAGED, TILE, whole_sequences
 
 
 def attended(given: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes of a forward's outputs, and those that a backward has of them."""
+    """Shapes of a forward's outputs, which a backward has as inputs."""
     attributes = _full(attributes)
     read = q, k, v = tuple(given[port] for port in ("q", "k", "v"))
     if any(len(s) != 4 for s in read):
@@ -88,8 +88,9 @@ def _check_lengths(given: Mapping[str, Shape], attributes: Attributes) -> None:
 
 
 def check_numbers(x: Mapping[str, Any], attributes: Attributes, room: Mapping[str, Sequence[int]]) -> None:
-    """VariantPackError for lengths, numbers of pages or ragged offsets in memory that do not fit the tensors. room:
-    rows that each batch has, by ragged port."""
+    """Raises VariantPackError for lengths, page numbers or ragged offsets in memory that do not fit the tensors.
+
+    room: rows of each batch, by ragged port."""
     whole = whole_sequences({port: tuple(value.shape) for port, value in x.items()}, attributes)
     ends = {}
     for of, rows, what in (("q", x["q"].shape[2], "q"), ("kv", whole[0][2], "k and v")):
@@ -131,7 +132,7 @@ def _check_dropout(given: Mapping[str, Shape], attributes: Attributes) -> None:
 
 
 def _band(attributes: Attributes) -> dict[str, object]:
-    """The diagonal and how far to each side of it rows attend; None for all the way."""
+    """Attributes of the diagonal, and of the band around it that rows attend to; a bound is None if unlimited."""
     corners = {
         "use_causal_mask": diagonal_alignment.TOP_LEFT,
         "use_causal_mask_bottom_right": diagonal_alignment.BOTTOM_RIGHT,
@@ -179,11 +180,11 @@ _UNSAID = {
     "use_deterministic_algorithm": False,
     "unfuse_fma": False,
 }
-"""Attributes that frozen nodes have only where they ask for something."""
+"""Attributes that frozen nodes have only if they differ from these defaults."""
 
 
 def frozen_backward(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with one spelling of the mask, and of what else is asked for."""
+    """Attributes in canonical form: the mask as a band, other options only if not default."""
     attributes = _full(attributes)
     found = {n: attributes[n] for n, default in _UNSAID.items() if attributes.get(n, default) != default}
     return {**_band(attributes), **found}
@@ -218,11 +219,11 @@ NAMES = {
     "left_bound": "diagonal_band_left_bound",
     "right_bound": "diagonal_band_right_bound",
 }
-"""Attributes of FP8's kinds of attention that cuDNN has other names for than of sdpa's."""
+"""cuDNN's names of attributes of FP8 attention -> their names in sdpa."""
 
 
 def _full(attributes: Attributes) -> Attributes:
-    """Attributes of any kind of attention as sdpa's, unset where it has none."""
+    """Attributes of any attention op with sdpa's names, and defaults for those that it lacks."""
     return _UNSET | {NAMES.get(name, name): value for name, value in attributes.items()}
 
 
@@ -246,7 +247,7 @@ STATS = sequences("Stats", optional=True, dtype=data_type.FLOAT)
 DUMP = Port("rng_dump", given=True, dtype=data_type.FLOAT)
 
 GIVEN = (*(sequences(port, given=True, dtype=data_type.FLOAT) for port in ("score_max", "score_sum_exp")), DUMP)
-"""Outputs of a forward that users give tensors for."""
+"""Outputs of a forward for which users give tensors."""
 
 _MASKED = ("dropout_mask", "dropout_scale")
 TUPLES = {"dropout": (("dropout_probability", "dropout_seed", "dropout_offset"), _MASKED)}
@@ -259,7 +260,7 @@ HOW = (
     *TOTALS,
     Attribute("implementation", (attention_implementation,), attention_implementation.AUTO),
 )
-"""Attributes of a forward that change nothing but how it is computed."""
+"""Attributes of a forward that affect only its implementation."""
 
 FORWARD = (
     Attribute("is_inference", **_CHOICE),

@@ -5,30 +5,28 @@ from dataclasses import dataclass
 from graphfuse.base.dtypes import data_type
 
 SMALLEST_SCALE = 2.0**-126
-"""FLOAT scales are never below it: the smallest number whose inverse float32 holds, so that a block of zeros has one to
-divide by."""
+"""Least FLOAT scale: the smallest number whose reciprocal is finite in float32, for blocks of zeros."""
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """Result of block_scale_quantize: types of elements and of a block's scale, the default first. Any element goes
-    with any scale."""
+    """Types of elements and of scales that block_scale_quantize can make, the default first, in any combination."""
 
     elements: tuple[data_type, ...]
     scales: tuple[data_type, ...]
 
 
 BLOCKS = {
-    # NVFP4, and with the other scale what FlashInfer makes beside it
+    # NVFP4; with FP8_E8M0 scales, another format of FlashInfer
     16: BlockFormat((data_type.FP4_E2M1,), (data_type.FP8_E4M3, data_type.FP8_E8M0)),
     # MXFP8 and MXFP4
     32: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2, data_type.FP4_E2M1), (data_type.FP8_E8M0,)),
-    # What DeepSeek's models and DeepGEMM's products read: a group of each token
+    # Input of DeepSeek's models and of DeepGEMM: groups of 128 elements of each token
     128: BlockFormat((data_type.FP8_E4M3, data_type.FP8_E5M2), (data_type.FLOAT, data_type.FP8_E8M0)),
 }
-"""By block size."""
+"""Block size -> its formats."""
 
 
 def block_size(element: data_type) -> int | None:
-    """Elements of the smallest block of this element type; None for a type that is not quantized in blocks."""
+    """Smallest block size of an element type; None if it is not quantized in blocks."""
     return next((size for size, made in BLOCKS.items() if element in made.elements), None)

@@ -1,4 +1,4 @@
-"""Expansions computed in torch: the references of ops that have one."""
+"""Computation of expansions in torch, which is the reference of ops that have one."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _FUSED = {"fma": lambda a, b, c: a * b + c, "fnma": lambda a, b, c: c - a * b}
 
 
 class TorchRows(RowArithmetic):
-    """On tensors that broadcast to `like`, of which a row runs along `axes`. ops: the op table."""
+    """Arithmetic of rows on tensors that broadcast to `like`, whose rows run along `axes`. ops: the op table."""
 
     def __init__(self, t, ops: Mapping[str, Op], like, axes: tuple[int, ...]):
         self.t, self.ops, self.like, self.axes = t, ops, like, axes
@@ -35,7 +35,7 @@ class TorchRows(RowArithmetic):
         slots = {a.name: attributes.get(a.name, a.default) for a in op.attributes}
         return op.reference(self.t, inputs, slots)["output"]
 
-    # Of no axes torch would take all.
+    # Without axes torch would reduce all of them.
 
     def reduce(self, join: Join, value):
         how = {Join.SUM: self.t.sum, Join.MAX: self.t.amax}[join]
@@ -48,7 +48,7 @@ class TorchRows(RowArithmetic):
         return value.exp()
 
     def product(self, value):
-        """The product of all elements along the one axis of a row, which no kernel makes."""
+        """The product of each row, which has one axis. No kernel computes it."""
         return value.prod(dim=self.axes[0], keepdim=True)
 
     def numbers(self):
@@ -64,13 +64,13 @@ class TorchRows(RowArithmetic):
         return (drawn >= least * 2.0**-16).to(drawn.dtype)
 
     def _tensor(self, value):
-        # A number as a tensor of no dimensions: torch would take two plain ones for float32.
+        # A number becomes a 0-dimensional tensor: an op of two Python numbers would be in float32.
         plain = isinstance(value, int | float)
         return self.t.full((), value, dtype=self.like.dtype, device=self.like.device) if plain else value
 
 
 def expanded(ops: Mapping[str, Op], op: Op, t, x, a: Attributes) -> dict[str, object]:
-    """Outputs of an op's expansion, as ``Op.reference`` makes them."""
+    """Outputs of an op's expansion by port, as from ``Op.reference``."""
     shapes = {port: tuple(value.shape) for port, value in x.items()}
     like = x["input"] if "input" in x else next(iter(x.values()))
     made = op.expansion.of(TorchRows(t, ops, like, op.expansion.columns(shapes, a)), x, a)
@@ -83,7 +83,7 @@ def expanded(ops: Mapping[str, Op], op: Op, t, x, a: Attributes) -> dict[str, ob
 
 
 def _summed(factors: tuple[object, ...], shape: tuple[int, ...]):
-    """The product of values, summed to a shape."""
+    """The product of `factors`, summed to a shape."""
     product = math.prod(factors[1:], start=factors[0])
     return product.sum_to_size(aligned(shape, product.dim())).reshape(shape)
 

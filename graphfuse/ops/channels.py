@@ -1,5 +1,5 @@
-"""Norms with a scale and a bias of each channel, instance and batch normalization of [N, C, spatial axes...], and sums
-over all but the channels."""
+"""Instance and batch normalization of [N, C, spatial axes...], with a scale and a bias per channel, and sums per
+channel."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,8 +16,8 @@ def _instance_axes(rank: int) -> tuple[int, ...]:
     return tuple(range(2, rank))
 
 
-# A kernel of rows has their length in its text, and no rows in it. Over samples there would be one for each number of
-# them, with rows as few as channels: sums over samples are the reference's.
+# Batch norms have no kernel of rows: its text would contain the length of rows, and so the number of samples, and there
+# would be only as many rows as channels. The reference engine computes them.
 
 
 def _batch_axes(rank: int) -> tuple[int, ...]:
@@ -25,9 +25,9 @@ def _batch_axes(rank: int) -> tuple[int, ...]:
 
 
 def _checked(shapes: Mapping[str, Shape], axes_of, least: int, statistics: tuple[str, ...]) -> tuple[Shape, Shape]:
-    """The shapes of statistics, checked where they are inputs, and of what there is one a channel of.
+    """Shapes of statistics and of values per channel. Raises GraphValidationError for inputs of other shapes.
 
-    axes_of(rank): those normalized over. least: axes that input has at least. statistics: input ports.
+    axes_of(rank): the normalized axes. least: smallest rank of input. statistics: input ports.
     """
     x = shapes["input"]
     if len(x) < least:
@@ -102,7 +102,7 @@ def _along(axes_of) -> Columns:
 
 
 def _of_normal(p: Pullback) -> object:
-    """The gradient of the centred input times inv_variance."""
+    """The gradient of (input - mean) * inv_variance."""
     return p.graph.mul(p.whole("Y"), p["scale"])
 
 

@@ -1,4 +1,4 @@
-"""Ops over the ranks of one host, whose memory each of them can read."""
+"""Collective ops over the ranks of one host, which can read each other's memory."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,18 +8,18 @@ from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NoRule
 
 MOST_RANKS = 8
-"""Ranks of one host; kernels have a word for each in their signals."""
+"""Largest number of ranks of one host; kernels have a signal word for each."""
 _SIGNALS = 64
-"""Numbers of 8 bytes that hold a rank's signals."""
+"""Length of a rank's signals in words of 8 bytes."""
 
 
 def peers_length(ranks: int) -> int:
-    """Elements of the tensor by which a rank finds its peers: its signals, and two addresses for each rank."""
+    """Elements of the tensor "peers" of a rank: its signals, and two addresses for each rank."""
     return _SIGNALS + 2 * ranks
 
 
 def ranks_of(length: int) -> int:
-    """Ranks for which a tensor has so many elements."""
+    """Number of ranks for which "peers" has `length` elements."""
     return (length - _SIGNALS) // 2
 
 

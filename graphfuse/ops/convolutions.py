@@ -1,7 +1,7 @@
 """Convolutions, and their gradients with respect to image and weight.
 
-Each is one matrix product for each tap of the weight: sums are in the compute type whatever library torch has for
-convolutions, and however that is set up.
+The references are one matrix product for each tap of the weight. So sums are in the compute type, whatever library
+torch uses for convolutions, and whatever its settings.
 """
 
 import itertools
@@ -22,7 +22,7 @@ _RANKS = {4: "[N, C, H, W]", 5: "[N, C, D, H, W]"}
 
 
 def _window(attributes: Attributes, axes: int) -> dict[str, tuple[int, ...]]:
-    """Padding before and after, stride and dilation of each of so many spatial axes."""
+    """Padding before and after, stride and dilation of each spatial axis. axes: number of spatial axes."""
     padding, before, after = (attributes[name] for name in ("padding", "pre_padding", "post_padding"))
     if padding is not None and (before, after) != (None, None):
         raise GraphValidationError("padding is given with pre_padding or post_padding; give it, or both of these")
@@ -47,7 +47,7 @@ def _window(attributes: Attributes, axes: int) -> dict[str, tuple[int, ...]]:
 
 
 def _convolved(x: Shape, w: Shape, attributes: Attributes, image: str = "image", weight: str = "weight") -> Shape:
-    """Shape of the convolution of x with w, which errors call image and weight."""
+    """Shape of the convolution of x with w. image, weight: their names in errors."""
     if len(x) not in _RANKS or len(w) != len(x):
         raise GraphValidationError(
             f"{image} must be {' or '.join(_RANKS.values())} and {weight} [K, C / groups, as many spatial axes], "
@@ -106,7 +106,7 @@ def _check_loss(loss: Shape, made: Shape, of: str) -> None:
 
 
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with a number for each spatial axis."""
+    """Attributes in canonical form, with a number for each spatial axis."""
     ((dim, _),) = outputs.values()
     return {**_window(attributes, len(dim) - 2), "convolution_mode": attributes["convolution_mode"]}
 
@@ -121,14 +121,15 @@ def _padded(t, image, a: Attributes):
 
 
 def _turned(values, a: Attributes):
-    """Values by tap, as a convolution in the strict sense has them."""
+    """Values by tap, flipped in mode CONVOLUTION."""
     turned = a["convolution_mode"] is convolution_mode.CONVOLUTION
     return values.flip(*range(2, values.dim())) if turned else values
 
 
 def _seen(taps: Sequence[int], made: Sequence[int], a: Attributes) -> Iterator[tuple[tuple, tuple]]:
-    """Each tap, and the elements of the padded image that it is multiplied with: two indices. made: spatial extents
-    of the result."""
+    """(index of a tap, index of the elements of the padded image that it is multiplied with) for each tap.
+
+    made: spatial extents of the result."""
     for tap in itertools.product(*map(range, taps)):
         firsts = [at * dilation for at, dilation in zip(tap, a["dilation"], strict=True)]
         seen = [
@@ -139,7 +140,7 @@ def _seen(taps: Sequence[int], made: Sequence[int], a: Attributes) -> Iterator[t
 
 
 def _grouped(values, groups: int):
-    """Values of a weight or a gradient of one, its first axis split into groups."""
+    """A weight or its gradient, with the first axis split into groups."""
     return values.reshape(groups, values.shape[0] // groups, *values.shape[1:])
 
 
@@ -190,7 +191,7 @@ def _wgrad(t, x, a) -> dict[str, object]:
     return {"DW": _turned(total.reshape(a["dim"]), a)}
 
 
-# A convolution is linear in image and weight, so that the gradients of its gradients are convolutions again.
+# A convolution is linear in image and weight, so the gradients of its gradients are convolutions, too.
 
 
 def _to_image(p: Pullback, loss: object, weight: object, port: str) -> object:

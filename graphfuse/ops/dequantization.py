@@ -1,4 +1,4 @@
-"""Dequantization in blocks: elements times the scale of the block that they lie in."""
+"""Dequantization in blocks: elements times the scale of their block."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +10,8 @@ from graphfuse.ops.pullback import NoRule
 
 
 def _sizes(x: Shape, scale: Shape, given: Sequence[int]) -> tuple[int, ...]:
-    """Extent of a block along each axis: `given` for the last axes, or one number for the axis along which scale has
-    an element a block."""
+    """Extent of a block along each axis. given: extents along the last axes, or one along the axis whose extent in
+    `scale` fits."""
     if not 1 <= len(given) <= len(x) or any(size < 1 for size in given):
         raise GraphValidationError(
             f"block_size must be 1 to {len(x)} integers >= 1, those of input's last axes or one for the axis of "
@@ -32,12 +32,12 @@ def _sizes(x: Shape, scale: Shape, given: Sequence[int]) -> tuple[int, ...]:
 
 
 def scales(x: Shape, sizes: Sequence[int]) -> Shape:
-    """Extents of an element for each block of `x`."""
+    """Shape of the scales of `x`, one element per block."""
     return tuple(-(-extent // size) for extent, size in zip(x, sizes, strict=True))
 
 
 def _axis(sizes: Sequence[int]) -> int | None:
-    """The one axis that blocks run along; None if there are more or none."""
+    """The axis that blocks run along; None if there are several or none."""
     along = [axis for axis, size in enumerate(sizes) if size != 1]
     return along[0] if len(along) == 1 else None
 
@@ -51,7 +51,7 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
 
 
 def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with the extent of a block along each axis, and the axis that blocks run along."""
+    """Attributes with the extent of a block along each axis, and the axis of blocks."""
     sizes = _sizes(inputs["input"], inputs["descale"], attributes["block_size"])
     return {"block_size": sizes, "axis": _axis(sizes)}
 
@@ -59,7 +59,7 @@ def _frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dic
 def dequantized(values, scale, sizes: Sequence[int]):
     """Values times the scale of their block. sizes: a block's extents."""
     for axis, size in enumerate(sizes):
-        # Beyond the last block are scales that fill a tile.
+        # Scales beyond the last block are padding of tiles.
         scale = scale.repeat_interleave(size, axis).narrow(axis, 0, values.shape[axis])
     return values * scale
 

@@ -1,4 +1,4 @@
-"""Dropout, whose random numbers follow from a key and the places of elements: its gradient is made by the same op."""
+"""Dropout. Its random numbers depend only on a key and on element positions, so its gradient is the same op."""
 
 import math
 from collections.abc import Mapping

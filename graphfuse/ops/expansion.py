@@ -1,6 +1,6 @@
-"""What expansions of ops are written in, and with: pointwise ops and reductions, on rows.
+"""Expansions of ops into pointwise ops and reductions of rows, and the interface that they are written with.
 
-Kernels and references read the same expansion: `rows.emitter` makes steps of a row program of it, `by_torch` computes
+Kernels and references use the same expansion: `rows.emitter` converts it to steps of a row program, `by_torch` computes
 it on tensors.
 """
 
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 Values = Mapping[str, object]
-"""By port."""
+"""Values by port."""
 
 Columns = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, object]], tuple[int, ...]]
-"""(shapes by input port, of which "input" or else the first has all rows, attributes) -> the axes of a row."""
+"""(shapes by input port, attributes) -> the axes of a row. "input", or else the first port, has all rows."""
 
 
 class Join(enum.Enum):
-    """Operation that makes one value of the elements of a row."""
+    """Operation that reduces the elements of a row to one value."""
 
     SUM = "row_sum"
     MAX = "row_max"
 
 
 class RowArithmetic(ABC):
-    """Computes with values of a row, or writes down how. Its own values are opaque; plain numbers are values, too."""
+    """Arithmetic on values of rows, which it computes or records. Its values are opaque; numbers are values, too."""
 
     columns: int  # elements of a row
     most: float  # the largest finite number of the type that it computes in
 
     @abstractmethod
     def op(self, name: str, attributes: Mapping[str, object] = MappingProxyType({}), /, **operands: object) -> object:
-        """A pointwise op of the table, its operands by port; or fma, a * b + c, or fnma, c - a * b, rounded once in
-        kernels."""
+        """The result of a pointwise op of the table, with operands by port; or of fma, a * b + c, or fnma, c - a * b,
+        which kernels round once."""
 
     @abstractmethod
     def reduce(self, join: Join, value: object) -> object:
-        """One value of each row: all its elements joined."""
+        """One value of each row: all its elements reduced by `join`."""
 
     @abstractmethod
     def mean(self, value: object) -> object:
@@ -45,7 +45,7 @@ class RowArithmetic(ABC):
 
     @abstractmethod
     def power(self, value: object) -> object:
-        """e^value, of what is not above zero."""
+        """e^value, for values not above zero."""
 
     @abstractmethod
     def numbers(self) -> object:
@@ -53,23 +53,23 @@ class RowArithmetic(ABC):
 
     @abstractmethod
     def random_at_least(self, seed: object, offset: object, least: int) -> object:
-        """1 for each element whose random number, of 16 bits as ``dropout`` says, is `least` or more, else 0."""
+        """1 for each element whose random number, of 16 bits as in ``dropout``, is at least `least`, else 0."""
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """An op that takes several steps a row, spelled as pointwise ops and reductions.
+    """Definition of an op with several steps per row, as pointwise ops and reductions.
 
-    It is all that a kernel and the op's reference need to know. The same steps written as nodes of a graph make the
-    same program, and so the same kernel.
+    A kernel and the op's reference need nothing else. The same steps written as nodes of a graph make the same program,
+    and so the same kernel.
     """
 
-    # (arithmetic, values by input port, attributes) -> by output port what is computed of each row, or the factors of a
-    # product whose sum over all rows it is. A port that is not connected has no value.
+    # (arithmetic, values by input port, attributes) -> by output port the value of each row, or a tuple: the factors of
+    # a product that is summed over all rows. A port that is not connected has no value.
     of: Callable[[RowArithmetic, Values, Mapping[str, object]], Values]
     columns: Columns
-    scalars: frozenset[str] = frozenset()  # input ports of one element in all
-    of_columns: frozenset[str] = frozenset()  # those that are the same for all rows, however few there are
-    of_rows: frozenset[str] = frozenset()  # those of one element a row, however few rows or columns there are
-    is_random: bool = False  # whether it draws random numbers, which makes it one of an element by itself
-    in_rows: bool = True  # whether kernels of rows take it
+    scalars: frozenset[str] = frozenset()  # input ports of one element
+    of_columns: frozenset[str] = frozenset()  # input ports that are the same for all rows, even if there is one row
+    of_rows: frozenset[str] = frozenset()  # input ports of one element per row, even if there is one row or column
+    is_random: bool = False  # whether it has random numbers; it then computes each element separately
+    in_rows: bool = True  # whether kernels of rows support it

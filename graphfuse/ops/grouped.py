@@ -1,4 +1,4 @@
-"""Products of tokens with the weights of their experts (mixture of experts), and the gradient of the weights."""
+"""Matrix products of tokens with the weights of their experts (mixture of experts), and the gradient of weights."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _READS: Mapping[moe_grouped_matmul_mode, tuple[str, ...]] = {
     _MODE.SCATTER: ("token_index", "token_ks"),
     _MODE.COMBINE: ("token_index", "token_ks", "top_k_scores"),
 }
-"""Optional ports by mode, all of which it needs."""
+"""Mode -> optional ports that it requires."""
 
 
 def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str, Shape]:
@@ -52,7 +52,7 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
 
 
 def _groups(offsets: Shape, experts: int) -> int:
-    """The number of groups, whose offsets may have the end of the last behind them."""
+    """The number of groups. The offsets may include the end of the last group."""
     if len(offsets) == 3 and offsets[1:] == (1, 1) and experts:
         if offsets[0] > 1 and (offsets[0] - 1) % experts == 0:
             return offsets[0] - 1
@@ -65,13 +65,13 @@ def _groups(offsets: Shape, experts: int) -> int:
 
 
 def _bounds(t, offsets, groups: int, rows: int):
-    """Rows at which groups begin, and at which the last ends."""
+    """Row numbers at which groups begin, and at which the last ends."""
     starts = offsets.flatten().long()
     return starts if len(starts) > groups else t.cat((starts, starts.new_tensor([rows])))
 
 
 def _check_numbers(x: Mapping[str, Any], attributes: Attributes, room: Mapping[str, Sequence[int]]) -> None:
-    """VariantPackError for groups of which one begins before the last or ends behind all rows."""
+    """Raises VariantPackError unless offsets of groups are ascending and at most the number of rows."""
     found = x["first_token_offset"].flatten().tolist()
     rows = x["token_index" if attributes.get("mode") is _MODE.GATHER else "token"].shape[1]
     if any(after < before for before, after in itertools.pairwise((0, *found, rows))):
@@ -87,7 +87,7 @@ def _grouped(t, x, a) -> dict[str, object]:
     bounds = _bounds(t, x["first_token_offset"], groups, rows)
     numbers = t.arange(rows, device=token.device)
     made = token.new_zeros(rows, weight.shape[2])
-    for expert in range(experts):  # however many rows it has: that is not known before
+    for expert in range(experts):  # all rows for each expert: its number of rows is not known on the host
         inside = t.zeros_like(numbers, dtype=t.bool)
         for group in range(expert, groups, experts):
             inside |= (bounds[group] <= numbers) & (numbers < bounds[group + 1])
@@ -103,14 +103,14 @@ def _grouped(t, x, a) -> dict[str, object]:
 
 
 def _taken(t, token, index):
-    """Rows by number, zeros where there is no such row."""
+    """Rows chosen by number; zeros for numbers of no row."""
     there = (index >= 0) & (index < token.shape[0])
     found = t.cat((token, token.new_zeros(1, token.shape[1])))
     return found[t.where(there, index, token.shape[0])]
 
 
 def _placed(t, made, numbers, bounds, index, slot, top_k: int, slots: int):
-    """Rows of groups in the places of their tokens and slots; zeros where none goes."""
+    """Rows of groups at the positions of their tokens and slots; zeros at other positions."""
     index, slot = index.long(), slot.long()
     there = (index >= 0) & (index < slots // top_k) & (slot >= 0) & (slot < top_k)
     there &= (bounds[0] <= numbers) & (numbers < bounds[-1])

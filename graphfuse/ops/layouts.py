@@ -1,4 +1,4 @@
-"""Default strides of outputs, as cuDNN lays them out."""
+"""Default strides of outputs, as in cuDNN."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from graphfuse.ops.op import Attributes, Shape, Stride
 
 
 def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> Stride:
-    """Strides without gaps; order lists the axes outermost first (default: as they come)."""
+    """Strides without gaps. order: the axes, outermost first; by default in their order."""
     stride, step = [1] * len(dim), 1
     for axis in reversed(order if order is not None else range(len(dim))):
         stride[axis] = step
@@ -15,20 +15,20 @@ def packed_stride(dim: Sequence[int], order: Sequence[int] | None = None) -> Str
 
 
 def packed_like(dim: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> Stride:
-    """Strides without gaps, with the axes in the order of those of a tensor of this shape (so NHWC stays NHWC)."""
+    """Strides without gaps, in the axis order of a tensor with this shape and stride (so NHWC stays NHWC)."""
     if not len(shape) == len(stride) == len(dim):
         return packed_stride(dim)
-    # Extents of 1 and broadcast axes say nothing about the order: they stay where they stand.
+    # Extents of 1 and broadcast axes do not determine the order: they keep their positions.
     told = [axis for axis in range(len(dim)) if dim[axis] != 1 and stride[axis]]
     ranked = iter(sorted(told, key=lambda axis: (-stride[axis], axis)))
     return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
 
 
 def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
-    """Whatever the inputs' layouts are."""
+    """Row-major strides, whatever the inputs' layouts."""
     return packed_stride(dim)
 
 
 def channels_last(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
-    """Strides of [N, C, spatial axes...] with C innermost, whatever the inputs' layouts are."""
+    """Strides of [N, C, spatial axes...] with C innermost, whatever the inputs' layouts."""
     return packed_stride(dim, [0, *range(2, len(dim)), 1])

@@ -11,7 +11,7 @@ from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NO_SECOND, NoRule, Pullback
 from graphfuse.ops.shapes import along_last
 
-MOST_IGNORED = 2**24  # a target is compared as a float32, which from here on stands for several integers
+MOST_IGNORED = 2**24  # targets are compared in float32, which cannot represent all integers from here on
 
 _ATTRIBUTES = (
     Attribute("ignore_index", (int,), -100),
@@ -21,7 +21,7 @@ _ATTRIBUTES = (
 
 
 def _checked(shapes: Mapping[str, Shape], attributes: Attributes) -> Shape:
-    """The shape of what there is one a row of."""
+    """Shape of values per row. Raises GraphValidationError for invalid inputs and attributes."""
     x = shapes["input"]
     if x[-1] == 0:
         raise GraphValidationError(f"input {list(x)} has no columns; at least 1 is needed")
@@ -47,13 +47,13 @@ def _gradient_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 def _chosen(e: RowArithmetic, x: Values, chosen: object, otherwise: object) -> object:
-    """Value of each element: one in the target's column, another elsewhere."""
+    """Elementwise value: `chosen` in the target's column, `otherwise` in others."""
     mask = e.op("cmp_eq", input=e.numbers(), comparison=x["target"])
     return e.op("binary_select", input0=chosen, input1=otherwise, mask=mask)
 
 
 def _known(e: RowArithmetic, x: Values, value: object) -> object:
-    """One a row: `value`, or NaN where the target is the number of no column."""
+    """Value per row: `value`, or NaN if the target is not the number of a column."""
     inside = e.op("cmp_ge", input=x["target"], comparison=0.0)
     below = e.op("cmp_lt", input=x["target"], comparison=float(e.columns))
     nan = e.op("sub", a=math.inf, b=math.inf)
@@ -72,7 +72,7 @@ def _cross_entropy(e: RowArithmetic, x: Values, a: Attributes) -> Values:
     powers = e.power(e.op("sub", a=x["input"], b=largest))
     total = e.op("log", input=e.reduce(Join.SUM, powers))
     logsumexp = e.op("add", a=total, b=largest)
-    # Of the largest what is below it, so that large numbers cancel none of a small loss.
+    # Relative to the largest, so that large logits do not cancel a small loss.
     below = e.op("sub", a=e.reduce(Join.SUM, _chosen(e, x, x["input"], 0.0)), b=largest)
     if smoothing:
         mean = e.op("sub", a=e.mean(x["input"]), b=largest)
@@ -96,7 +96,7 @@ def _cross_entropy_backward(e: RowArithmetic, x: Values, a: Attributes) -> Value
 
 
 def _of_logits(p: Pullback) -> object:
-    """The gradient by way of the loss, and by way of logsumexp where that is used itself."""
+    """The gradient of input from that of the loss, and from that of logsumexp, if they have one."""
     g, found = p.graph, []
     if "loss" in p.grads:
         given = p.whole("loss"), p["input"], p["target"], p["logsumexp"]

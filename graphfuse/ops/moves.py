@@ -1,4 +1,4 @@
-"""Ops that move elements: transposed axes, slices and other shapes. They change no value, whatever the compute type."""
+"""Ops that move elements: transpose, slice, reshape and expand. They change no value, whatever the compute type."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
         raise GraphValidationError(f"slices must be one for each axis of input {list(x)}, got {len(slices)}")
     found = []
     for axis, (given, extent) in enumerate(zip(slices, x, strict=True)):
-        s = given if isinstance(given, slice) else slice(*given)  # as it is frozen
+        s = given if isinstance(given, slice) else slice(*given)  # the form in frozen nodes
         try:
             indices = range(*s.indices(extent))
         except (TypeError, ValueError) as error:
@@ -46,7 +46,7 @@ def _sliced_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Str
 
 
 def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes as (first, end, step) of each axis, counted from its first element."""
+    """Attributes with slices as nonnegative (first, end, step) of each axis."""
     return {"slices": tuple((r.start, r.stop, r.step) for r in _ranges(inputs["input"], attributes))}
 
 
@@ -67,14 +67,14 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
 
 
 def said(wanted: Mapping[str, Shape]) -> Shape:
-    """The output's shape as the user set it; GraphValidationError without one."""
+    """The output's shape, which the user must set. Raises GraphValidationError otherwise."""
     if "output" not in wanted:
         raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
     return wanted["output"]
 
 
 def with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with the shape that is made, which the one output has."""
+    """Attributes with the shape of the only output."""
     ((dim, _),) = outputs.values()
     return {**attributes, "dim": tuple(dim)}
 
@@ -89,7 +89,7 @@ def _expanded(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
 
 
 def _apart(dim: Shape, strides: Stride) -> Stride:
-    """`strides`, or, where they say that elements share an address, as of a broadcast input, those without gaps."""
+    """`strides`, unless elements share an address, as in a broadcast input; then strides without gaps."""
     shared = any(extent > 1 and not stride for extent, stride in zip(dim, strides, strict=True))
     return packed_stride(dim) if shared else strides
 
@@ -100,7 +100,7 @@ def _turned_back(p: Pullback) -> object:
 
 
 def _padded(p: Pullback) -> object:
-    """The gradient of a slice where that is of its input, and zeros around it."""
+    """The gradient of a slice, padded with zeros to the shape of its input."""
     grad, dim = p.whole("output"), list(p.dim_of("output"))
     x = p.dim_of("input")
     for axis, indices in enumerate(_ranges(x, p.attributes)):
@@ -114,7 +114,7 @@ def _padded(p: Pullback) -> object:
 
 
 def _spread(p: Pullback, grad: object, dim: list[int], axis: int, step: int) -> object:
-    """`grad` with step - 1 zeros behind each of its elements along an axis but the last; `dim` becomes its shape."""
+    """`grad` with step - 1 zeros between its elements along an axis. `dim` is updated to its shape."""
     if step == 1 or dim[axis] < 2:
         return grad
     count, behind = dim[axis], dim[axis + 1 :]
@@ -171,6 +171,6 @@ TABLE = (
         strides=row_major,
         frozen=with_dim,
         reference=lambda t, x, a: {"output": x["input"].expand(a["dim"])},
-        vjp={"input": lambda p: p.whole("output")},  # what is the same for all that is repeated counts as often
+        vjp={"input": lambda p: p.whole("output")},  # differentiate sums the gradient over repeated elements
     ),
 )

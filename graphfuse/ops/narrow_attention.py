@@ -1,4 +1,4 @@
-"""Attention of FP8, with a scale for each tensor or for each block of 32 elements, and its gradients."""
+"""Attention in FP8, with a scale for each tensor or for each block of 32 elements, and its gradients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -44,14 +44,14 @@ from graphfuse.ops.scores import PAGED, scored
 from graphfuse.ops.shapes import check_scalars, of_blocks
 
 BLOCK = 32
-"""Elements that a scale is of."""
+"""Elements per scale."""
 
 _NARROW = (data_type.FP8_E4M3, data_type.FP8_E5M2)
 _ONE = (1, 1, 1, 1)
 
 
 def _largest(t, values):
-    """The largest magnitude, 0 of no elements."""
+    """The largest magnitude; 0 if there are no elements."""
     return values.abs().amax().reshape(_ONE) if values.numel() else values.new_zeros(_ONE)
 
 
@@ -60,7 +60,7 @@ def _one(x, port: str):
 
 
 def _rounded(t, x, a, scale: str, descale: str, of: str) -> Callable[[object], object]:
-    """Rounds to the type of a port, after one scale and before another."""
+    """Function that multiplies by `scale`, rounds to the type of port `of`, and multiplies by `descale`."""
 
     def rounded(values):
         return rounding.round_to(t, values * _one(x, scale), a[f"{of}_type"]) * _one(x, descale)
@@ -120,7 +120,7 @@ _AXES_BACKWARD = {
     **{f"descale_{port}": 3 for port in ("q", "k", "v", "dO")},
     **{f"descale_{port}_T": 2 for port in ("q", "k", "dO")},
 }
-"""Axis that blocks run along, by the port of scales."""
+"""Port of scales -> axis that blocks run along."""
 
 
 def _check_blocks(axes: Mapping[str, int], shapes: Mapping[str, Shape]) -> None:

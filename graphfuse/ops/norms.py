@@ -19,7 +19,7 @@ def _of_samples(dims: Mapping[str, Shape], attributes: Attributes) -> tuple[int,
 
 
 def _inverse(e: RowArithmetic, value: object, epsilon: object) -> object:
-    """1 / sqrt(mean(value^2) + epsilon), the mean not rounded before epsilon is added."""
+    """1 / sqrt(mean(value^2) + epsilon). Mean and sum are rounded once, together."""
     squares = e.reduce(Join.SUM, e.op("mul", a=value, b=value))
     return e.op("rsqrt", input=e.op("fma", a=squares, b=1.0 / e.columns, c=epsilon))
 
@@ -66,7 +66,7 @@ def layernorm_backward(e: RowArithmetic, x: Values, a: Attributes) -> Values:
 
 
 def _normal(p: Pullback) -> object:
-    """The norm without scale and bias, by the statistics that are kept."""
+    """The norm without scale and bias, from the kept statistics."""
     x = p.graph.sub(p["input"], p["mean"]) if "mean" in p.outputs else p["input"]
     return p.graph.mul(x, p["inv_variance"])
 
@@ -77,13 +77,13 @@ def _again(p: Pullback) -> object:
 
 
 def _weight(p: Pullback, port: str) -> object:
-    """Scale or bias in the rank of input."""
+    """Scale or bias with the rank of input."""
     dim, rank = p.dim_of(port), len(p.dim_of("input"))
     return p[port] if len(dim) == rank else p.graph.reshape(p[port]).set_dim(shapes.aligned(dim, rank))
 
 
 def _with_statistics(p: Pullback, dx: object | None) -> object:
-    """The gradient of input: that by way of Y, and that of statistics which are used themselves."""
+    """The gradient of input: `dx`, from that of Y, plus those from gradients of statistics."""
     found, g = [] if dx is None else [dx], p.graph
     if "inv_variance" in p.grads:
         cubed = g.mul(p["inv_variance"], g.mul(p["inv_variance"], p["inv_variance"]))
@@ -97,10 +97,10 @@ def _with_statistics(p: Pullback, dx: object | None) -> object:
 def gradients(
     backward: str, *statistics: str, sums: bool = True, **attributes: Callable[[Pullback], object]
 ) -> dict[str, Rule]:
-    """Rules of a norm that an op of the table makes from grad, input, scale and statistics.
+    """Rules of a norm whose gradients an op of the table computes from grad, input, scale and statistics.
 
-    sums: whether that op makes those of scale and bias, too, so that they are one kernel with that of input; else they
-    are summed to the shapes of these like any other.
+    backward: name of that op. sums: whether it computes the gradients of scale and bias, too, in one kernel with that
+    of input. If not, rules build them, and they are summed to the shapes of scale and bias like any other gradient.
     """
 
     def draw(p: Pullback) -> dict[str, object]:
@@ -112,7 +112,7 @@ def gradients(
     def of_weight(name: str, each: Rule) -> Rule:
         def rule(p: Pullback) -> object | None:
             if "Y" not in p.grads:
-                return None  # statistics do not change with weights
+                return None  # statistics do not depend on weights
             return p.once(draw)[name] if sums and "scale" in p else each(p)
 
         return rule

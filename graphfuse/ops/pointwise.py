@@ -1,4 +1,4 @@
-"""Pointwise ops: what each computes of an element, in torch and in CUDA C++, its cost, accuracy and gradient."""
+"""Pointwise ops, each with its formula in torch and in CUDA C++, cost, accuracy and gradient."""
 
 import math
 import operator
@@ -22,7 +22,7 @@ def _pointwise(
     again: Rule | None = None,
     **more: Any,
 ) -> Op:
-    """more: fields of the entry."""
+    """Entry of a pointwise op. inputs, chooses: names of ports. more: further fields of the entry."""
     return Op(
         name=name,
         doc=doc,
@@ -39,7 +39,7 @@ def _pointwise(
 
 
 def _over_b(p: pullback.Pullback, dividend: object) -> object:
-    """Any dividend of a division by "b", of which the reciprocal is drawn once."""
+    """`dividend` divided by "b", whose reciprocal is computed once for all rules."""
     return p.graph.mul(dividend, p.once(_reciprocal_of_b))
 
 
@@ -52,7 +52,7 @@ def _cubed(p: pullback.Pullback, port: str) -> object:
 
 
 def _opened(p: pullback.Pullback) -> object:
-    """The sigmoid that swish multiplies its input by."""
+    """The sigmoid by which swish multiplies its input."""
     beta = _beta(p)
     return p.graph.sigmoid(p["input"] if beta == 1.0 else p.graph.mul(p["input"], beta))
 
@@ -72,7 +72,7 @@ def _number(name: str, default: float) -> Attribute:
 
 
 def _function(name: str, doc: str, cuda: str, rule: Rule | NoRule, *, reference=None, **more: Any) -> Op:
-    """A function of one number, which torch and aten have by the same name. rule: of its gradient."""
+    """Entry of a function of one number with the same name in torch and aten. rule: of its gradient."""
     return _pointwise(
         name,
         doc,
@@ -86,8 +86,8 @@ def _function(name: str, doc: str, cuda: str, rule: Rule | NoRule, *, reference=
 
 
 def _slope(of: str, doc: str, cuda: str, reference, *attributes: Attribute, note: str = "", again=NO_SECOND) -> Op:
-    """The gradient of a function of one number, from that of its result. again: the rule of its own gradient with
-    respect to the number."""
+    """Entry of the gradient of a function of one number, from that of its result. again: rule of the gradient of this
+    gradient with respect to the number."""
     name = f"{of}_backward"
     vjp = {"loss": by_op(name), "input": again}
     return _pointwise(name, doc, "loss input", cuda, reference, *attributes, note=note, vjp=vjp)
@@ -125,7 +125,7 @@ def _logical(name: str, doc: str, inputs: str, form: str, reference, *aten: str)
 
 
 def _whole(p: pullback.Pullback) -> object:
-    """The multiple of "input1" that mod takes off."""
+    """The factor of "input1" in the multiple that mod subtracts."""
     return p.graph.div(p.graph.sub(p["input0"], p["output"]), p["input1"])
 
 
@@ -140,7 +140,7 @@ def _of_base(p: pullback.Pullback) -> object:
 def _of_exponent(p: pullback.Pullback) -> object:
     base = p["input0"]
     if isinstance(base, int | float):
-        # A logarithm of what has none makes every gradient NaN, but for a base of 0, whose powers are 0.
+        # A base without a logarithm gives NaN, except for 0, whose powers are 0.
         slope = math.log(base) if base > 0 else 0.0 if base == 0 else math.nan
         return p.graph.mul(p.grad, p.graph.mul(p["output"], slope))
     none = p.graph.logical_and(p.graph.cmp_eq(base, 0.0), p.graph.cmp_ge(p["input1"], 0.0))
@@ -229,7 +229,7 @@ TABLE = (
         "What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0.",
         "input0 input1",
         "fmodf({input0}, {input1})",
-        # In vectors it is NaN where a is too many times b.
+        # torch's vectorized form returns NaN for large quotients.
         lambda t, a, b: references.element_by_element(t, t.fmod, a, b),
         vjp={"input0": passed, "input1": lambda p: p.graph.neg(p.graph.mul(p.grad, _whole(p)))},
         aten=("fmod.Tensor self:input0 other:input1", "fmod.Scalar self:input0 other:input1"),
@@ -239,7 +239,7 @@ TABLE = (
         "input0 to the power of input1; below 0 NaN but for whole powers.",
         "input0 input1",
         "powf({input0}, {input1})",
-        # In vectors it has other last bits.
+        # torch's vectorized form has other last bits.
         lambda t, a, b: references.element_by_element(t, t.pow, a, b),
         note="relative error below 5e-7",
         vjp={"input0": _of_base, "input1": _of_exponent},
@@ -322,7 +322,7 @@ TABLE = (
         "2^input.",
         "exp2f({input})",
         lambda p: p.graph.mul(p.grad, p.graph.mul(p["output"], math.log(2))),
-        # In vectors it has other last bits.
+        # torch's vectorized form has other last bits.
         reference=lambda t, x: references.element_by_element(t, t.exp2, x),
     ),
     _function(
@@ -440,7 +440,7 @@ TABLE = (
         "gelu_approx_tanh",
         "0.5 * input * (1 + tanh(sqrt(2/pi) * (input + 0.044715 * input^3))).",
         "input",
-        # (1 + tanh u) / 2 is sigmoid(2u), which does not cancel for negative input.
+        # (1 + tanh u) / 2 is sigmoid(2u), which has no cancellation for negative input.
         f"({{input}} * gf::sigmoid({_GELU_TANH_FORM}))",
         lambda t, x: x * references.sigmoid(t, 2 * references.GELU_TANH * (x + 0.044715 * x * x * x)),
         note=_SIGMOID_NOTE,

@@ -29,18 +29,18 @@ def _matmul_shapes(shapes: Mapping[str, Shape], attributes: Attributes, _) -> di
 
 
 _LONGEST = 2**20
-"""Terms of a sum that float64 holds exactly, of products of a number of 16 bits and one of 17."""
+"""Terms of a sum that float64 represents exactly, for products of a 16-bit and a 17-bit number."""
 
 
 def multiplied(t, a, b):
-    """The matrix product, of integers modulo 2^32: torch has none of integers on a GPU."""
+    """The matrix product; of integers modulo 2^32, in float64, because torch has no integer product on GPUs."""
     if a.is_floating_point():
         return t.matmul(a, b)
     total = 0
     for rows, columns in zip(a.split(_LONGEST, -1), b.split(_LONGEST, -2), strict=True):
         (low, high), (other_low, other_high) = _halves(rows), _halves(columns)
         crossed = t.matmul(high, other_low) + t.matmul(low, other_high)
-        # Of both high halves the product is a multiple of 2^32.
+        # The product of both high halves is a multiple of 2^32.
         total = total + t.matmul(low, other_low).long() + (crossed.long() << 16)
     return total.to(a.dtype)
 

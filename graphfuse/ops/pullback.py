@@ -1,9 +1,9 @@
-"""How ops are differentiated: for each input of a node, a rule that draws its gradient (a vector-Jacobian product).
+"""Differentiation rules of ops: for each input of a node, a rule that builds its gradient (a vector-Jacobian product).
 
-A rule draws nodes of the backward graph. It reads the gradients of the node's outputs, and values of its inputs and
-outputs, which are kept or computed again (``graphfuse.gradients``). It knows nothing of broadcasting: a gradient that
-it draws may have more elements than its input, and is summed then, or fewer, and is the same along those axes. It is
-None where the outputs that have gradients do not change with the input.
+A rule adds nodes to the backward graph. It reads the gradients of the node's outputs, and values of its inputs and
+outputs, which are kept or computed again (``graphfuse.gradients``). It ignores broadcasting: a gradient with more
+elements than its input is summed afterwards, and one with fewer is broadcast. A rule returns None if the outputs that
+have gradients do not depend on the input.
 """
 
 import math
@@ -16,18 +16,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pullback:
-    """A node that is differentiated, as its rules see it.
+    """Context of a differentiated node for its rules.
 
     graph: the backward graph, whose op methods rules call.
     attributes: the node's, as the user gave them.
-    grads: gradients of its outputs by port; each has its output's shape, or extents of 1 where it is the same.
-    asked: the input ports whose gradients are drawn.
+    grads: gradients of its outputs by port; each has its output's shape, or extents of 1 along which it is the same.
+    asked: the input ports whose gradients are built.
     given: the input ports that are connected.
     outputs: the output ports that the node writes.
     value_of, dim_of: the value and the shape of a port.
-    at_hand: whether a port has a value that was drawn before.
-    expand: makes a gradient, or a number, a tensor of a shape.
-    drawn: what rules drew once for all of them: by the output, its gradient in whole; by a function, what it drew.
+    at_hand: whether the backward graph already has the value of a port.
+    expand: converts a gradient, or a number, to a tensor of a shape.
+    drawn: results that rules share: output port -> its gradient in full shape; function -> its result (`once`).
     """
 
     graph: Any
@@ -43,14 +43,14 @@ class Pullback:
     drawn: dict[Any, Any] = field(default_factory=dict)
 
     def __getitem__(self, port: str) -> Any:
-        """Value of an input or output port: a tensor of the backward graph, or the number that a constant has."""
+        """Value of an input or output port: a tensor of the backward graph, or a constant's number."""
         return self.value_of(port)
 
     def __contains__(self, port: str) -> bool:
         return port in self.given
 
     def get(self, port: str) -> Any:
-        """Value of an input port; None where it is not connected."""
+        """Value of an input port; None if it is not connected."""
         return self[port] if port in self else None
 
     @property
@@ -60,7 +60,7 @@ class Pullback:
         return grad
 
     def whole(self, port: str) -> Any:
-        """Gradient of an output in that output's shape."""
+        """Gradient of an output, broadcast to the output's shape."""
         if port not in self.drawn:
             self.drawn[port] = self.expand(self.grads[port], self.dim_of(port))
         return self.drawn[port]
@@ -69,13 +69,13 @@ class Pullback:
         return self.expand(0.0, dim)
 
     def once(self, draw: Callable[["Pullback"], Any]) -> Any:
-        """Value that `draw` draws, once for all rules of the node."""
+        """Result of `draw`, called once for all rules of the node."""
         if draw not in self.drawn:
             self.drawn[draw] = draw(self)
         return self.drawn[draw]
 
     def elements(self, port: str) -> int:
-        """Number of elements of "input" that one of an output is made of."""
+        """Number of elements of "input" that are reduced to one of an output."""
         pairs = zip(self.dim_of("input"), self.dim_of(port), strict=True)
         return math.prod(e for e, made in pairs if made == 1)
 
@@ -85,10 +85,9 @@ Rule = Callable[[Pullback], Any]
 
 @dataclass(frozen=True)
 class NoRule:
-    """A reason for which nothing is differentiated along an input.
+    """Reason why an input has no gradient.
 
-    constant: the result does not change with the input, but in jumps: its gradient is zero. Else asking for it is an
-    error.
+    constant: whether the gradient is zero, because the result is piecewise constant. If not, requesting it is an error.
     """
 
     reason: str
@@ -116,12 +115,12 @@ def times(port: str) -> Rule:
 
 
 def by_op(name: str) -> Rule:
-    """An op of the table that makes the gradient of loss and input, with the attributes of the node."""
+    """Rule that calls an op of the table with the gradient, the input and the node's attributes."""
     return lambda p: getattr(p.graph, name)(p.grad, p["input"], **p.attributes)
 
 
 def by_output(name: str, slope: Callable[[Pullback], Any]) -> Rule:
-    """`by_op`, or the gradient times a slope that is made of the output, where that is at hand."""
+    """Rule that multiplies the gradient by a slope of the output, if that is at hand; else `by_op`."""
     of_input = by_op(name)
     return lambda p: p.graph.mul(p.grad, slope(p)) if p.at_hand("output") else of_input(p)
 
@@ -131,13 +130,14 @@ def reciprocal(p: Pullback, value: Any) -> Any:
 
 
 def sign(p: Pullback, value: Any) -> Any:
-    """1, -1, or 0 of 0."""
+    """1 above 0, -1 below, else 0."""
     return p.graph.sub(p.graph.cmp_gt(value, 0.0), p.graph.cmp_lt(value, 0.0))
 
 
 def larger(own: str, other: str, lost: str) -> Rule:
-    """The gradient where `own` was chosen, half of it where both are equal, as torch has it. lost: the comparison that
-    says that `own` was not."""
+    """Rule of a maximum or minimum: the gradient if `own` was chosen, half of it if both are equal, as in torch.
+
+    lost: the comparison that is true if `own` was not chosen."""
 
     def rule(p: Pullback) -> Any:
         half = p.graph.mul(p.grad, 0.5)

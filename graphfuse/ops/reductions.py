@@ -1,4 +1,4 @@
-"""How each mode of the op ``reduction`` combines values."""
+"""`Reduction`, the definition of each mode of the op ``reduction``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from graphfuse.ops.pullback import NoRule, Pullback, Rule, passed, sign
 
 @dataclass(frozen=True)
 class Reduction:
-    """Operation that makes the elements of a row one. start: the result of none. of(arithmetic, elements) -> one value
-    a row.
+    """Reduction of a row to one value.
 
-    fold: C++ of the result so far, {to}, joined with an array of more, {values}; None for what no kernel does.
-    vjp: draws the gradient of the elements; returns a NoRule where there is none.
-    in_rows: whether kernels of rows do it; others are products, which `by_torch` alone makes.
+    start: the result for no elements. of(arithmetic, elements) -> one value per row.
+    fold: C++ that combines the result so far, {to}, with an array of values, {values}; None if no kernel needs it.
+    vjp: builds the gradient of the elements; returns a NoRule if there is none.
+    in_rows: whether kernels of rows support it. Others are products, which only `by_torch` computes.
     """
 
     start: float
@@ -41,8 +41,8 @@ def _but_zeros(e: RowArithmetic, x: object) -> object:
 
 
 def _of_chosen(p: Pullback, values: object, mode: reduction_mode) -> object:
-    """Mask of the elements that are the result, over how many there are: they share its gradient. mode: MIN or MAX."""
-    # Not what forward made: of values that are computed again, rounded otherwise, none might be that.
+    """The gradient, divided equally among the elements that equal the result. mode: MIN or MAX."""
+    # Not forward's result: values that are computed again may be rounded otherwise, so that none equals it.
     chosen = p.graph.cmp_eq(values, p.graph.reduction(values, mode=mode).set_dim(p.dim_of("output")))
     count = p.graph.reduction(chosen, mode=reduction_mode.ADD).set_dim(p.dim_of("output"))
     return p.graph.mul(p.graph.mul(p.grad, p.graph.reciprocal(count)), chosen)
@@ -57,7 +57,7 @@ def _of_magnitude(p: Pullback) -> object:
 
 
 def _of_length(p: Pullback) -> object:
-    """input / length * grad, and 0 in a row of zeros."""
+    """input / length * grad; 0 in a row of zeros."""
     return p.graph.mul(p["input"], p.graph.binary_select(p.graph.div(p.grad, p["output"]), 0.0, p["output"]))
 
 

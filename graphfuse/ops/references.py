@@ -1,7 +1,7 @@
-"""What ops compute, in torch on float tensors: the reference engine's formulas.
+"""Reference formulas of ops, in torch on float tensors, for the reference engine.
 
-The torch module is passed as `t`, because nothing here imports it. Most pointwise ops are one line of the table. Ops
-with an expansion have none: `by_torch` computes that.
+The torch module is passed as `t`, so that importing this module does not load torch. Most pointwise ops have their
+formula in the table. Ops with an expansion have no formula: `by_torch` computes the expansion.
 """
 
 from graphfuse.base import rounding
@@ -13,14 +13,14 @@ def quantize(t, x, a) -> dict[str, object]:
     values, element, axis = x["input"], a["element_type"], a["axis"]
     blocks = values.unflatten(axis, (-1, a["block_size"]))
     amax = blocks.abs().amax(dim=axis + 1)
-    # The scale is used as stored, so that a reader multiplying by it gets what was meant.
+    # The scale is used as stored, so that multiplying by it gives the input back.
     scale = amax * t.full_like(amax, element.facts.max).reciprocal()
     scale = rounding.round_to(t, scale, a["scale_type"])
     if a["scale_type"] is data_type.FLOAT:
         scale = scale.clamp(min=SMALLEST_SCALE)
     factor = scale.reciprocal().unsqueeze(axis + 1)
     scaled = blocks * factor
-    if element is data_type.FP4_E2M1:  # kernels do not round the product before
+    if element is data_type.FP4_E2M1:  # kernels do not round the product first
         scaled = rounding.to_e2m1_places(t, blocks.double() * factor.double()).to(blocks.dtype)
     scaled = t.where(factor.isinf(), t.zeros_like(blocks), scaled)
     for along, extent in enumerate(a.get("scale_dim", ())):  # zeros fill the tiles
@@ -49,24 +49,24 @@ def random_uniform(t, seed, offset, row, column):
 
 
 def _product(of, by: int):
-    """The high and the low word of a product of two words, in integers of 64 bits, which have a sign."""
+    """The high and the low 32-bit word of a product of two words, in signed 64-bit integers."""
     low = of * (by & 0xFFFF)
     high = of * (by >> 16) + (low >> 16)
     return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
 
 
 def larger(t, a, b):
-    # Of two zeros the positive one, if there is one: torch does not say which.
+    # 0 is larger than -0; torch does not specify which one it returns.
     return t.where((a == 0) & (b == 0), a + b, t.maximum(a, b))
 
 
 def smaller(t, a, b):
-    # Of two zeros the negative one, if there is one.
+    # -0 is smaller than 0.
     return t.where((a == 0) & (b == 0), -(-a - b), t.minimum(a, b))
 
 
 def element_by_element(t, function, *operands):
-    # As C's own function computes it: on the CPU torch makes no vectors of every second element.
+    # Strided operands keep torch from vectorizing on the CPU, so that the result is that of C's function.
     return function(*(t.stack((one, one), -1)[..., 0] for one in t.broadcast_tensors(*operands)))
 
 
@@ -75,10 +75,10 @@ _NORMAL_DENSITY = 0.3989422804014327  # 1 / sqrt(2 pi)
 
 _WORD = 0xFFFFFFFF
 _PHILOX, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-"""Multipliers of Philox 4x32, and what its key grows by from round to round."""
+"""Multipliers of Philox 4x32, and the increments of its key per round."""
 
-# Backward of activations, which may be asked for any input: slopes that are products of what grows and what
-# vanishes get their input within bounds beyond which, in float64, what vanishes is zero.
+# Gradients of activations, for any input. Slopes that are products of a growing and a vanishing factor clamp their
+# input to bounds beyond which the vanishing factor is zero in float64.
 
 
 def relu_backward(t, loss, x, slope, low, high):
@@ -87,8 +87,8 @@ def relu_backward(t, loss, x, slope, low, high):
 
 
 def sigmoid(t, x):
-    # torch's own, on the CPU, has other last bits for the elements that are left over when vectors are full: a value
-    # would depend on where it stands.
+    # torch.sigmoid on the CPU has other last bits in the remainder of vectorized loops: a value would depend on its
+    # position.
     return (1 + t.exp(-x)).reciprocal()
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and what stands around it: rows by number, pairs of columns, tensors joined to one."""
+"""Rotary position embedding, and ops around it: rows by number, pairs of columns, joined tensors."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ def _gathered(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[st
 
 
 def _places(t, shape, device) -> list[object]:
-    """Numbers of elements along each axis but the first, which broadcast with a tensor of the shape."""
+    """Indices along each axis but the first, which broadcast with a tensor of the shape."""
     return [
         t.arange(extent, device=device).reshape(-1, *[1] * (len(shape) - 1 - axis))
         for axis, extent in enumerate(shape)
@@ -34,10 +34,10 @@ def _gather_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
     count = values.shape[0]
     inside = (index >= 0) & (index < count)
-    absent = float("nan") if values.is_floating_point() else 0  # as NaN becomes in integers
+    absent = float("nan") if values.is_floating_point() else 0  # NaN becomes 0 in integers
     if not count:
         return {"output": t.full(t.broadcast_shapes(index.shape, (1, *values.shape[1:])), absent).to(values)}
-    # All axes but the first of what is gathered, or of the numbers, have extent 1 wherever the other has more.
+    # Along each axis but the first, input or index has extent 1.
     found = values[(t.where(inside, index, 0), *_places(t, values.shape, values.device))]
     return {"output": t.where(inside, found, absent)}
 
@@ -62,7 +62,7 @@ def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapp
 
 def _scatter_rows(t, x, a) -> dict[str, object]:
     values, index = x["input"], x["index"].long()
-    found = x["output"].clone()  # what is in memory
+    found = x["output"].clone()  # the old values in memory
     numbers = index.expand(*values.shape[:-1], 1)[..., 0]
     inside = (numbers >= 0) & (numbers < found.shape[0])
     places = t.broadcast_tensors(numbers, *_places(t, found.shape[:-1], values.device))
@@ -119,7 +119,7 @@ def _rotate_pairs(t, x, a) -> dict[str, object]:
 
 
 def _check_heads(port: str, x: Shape, freqs: Shape, columns: int) -> None:
-    """GraphValidationError for shapes that cuDNN's rotation does not take. port: what is rotated. columns: how many."""
+    """Raises GraphValidationError for invalid shapes of rope. port: name of x. columns: number of rotated columns."""
     if len(x) != 4:
         raise GraphValidationError(f"{port} must have rank 4, of samples, heads, rows and columns, got {list(x)}")
     if columns < 0 or columns > x[-1] or (columns or x[-1]) % 2:
@@ -167,10 +167,10 @@ def _gathered_back(p: Pullback) -> object:
 
 
 def _scattered_back(p: Pullback) -> object:
-    """The gradients of the slices that are written, and zeros of those that are not."""
+    """The gradients of slices that are written; zeros for those that are not."""
     index = p["index"]
     found = p.graph.gather_rows(p.whole("output"), index)
-    last = float(p.dim_of("output")[0] - 1)  # rounded as numbers are, so none below it is taken for one above
+    last = float(p.dim_of("output")[0] - 1)  # rounded as index is, so that no number up to it compares as above
     written = p.graph.mul(p.graph.cmp_ge(index, 0.0), p.graph.cmp_le(index, last))
     return p.graph.binary_select(found, 0.0, written)
 
@@ -193,7 +193,7 @@ _ANGLES = NoRule("cosines and sines of a rotation have no gradient here")
 
 
 def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool = False) -> Op:
-    """cuDNN's rotation of the port `given`. other: the op that rotates back, which draws the gradient."""
+    """Entry of cuDNN's rotation of the port `given`. other: the inverse op, for the gradient."""
 
     def infer(shapes: Mapping[str, Shape], attributes: Attributes, _: object) -> dict[str, Shape]:
         _check_heads(given, shapes[given], shapes["freqs"], attributes["rope_dim"])
@@ -249,7 +249,7 @@ TABLE = (
         infer=_scattered,
         reference=_scatter_rows,
         vjp={"input": _scattered_back, "index": NUMBERS},
-        recomputed=False,  # what is there before is not known
+        recomputed=False,  # the old values in memory are unknown
     ),
     Op(
         "add_rows",

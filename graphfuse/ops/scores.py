@@ -1,4 +1,4 @@
-"""Scores of attention: which are seen, by options and tensors, and what softmax is of."""
+"""Scores of attention: masks from options and tensors, and the input of softmax."""
 
 import math
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from graphfuse.ops import references
 from graphfuse.ops.op import Attributes, Shape
 
 TILE = 128
-"""Rows and columns of the tiles that a bit of block_mask is for."""
+"""Rows and columns of the tile that one bit of block_mask stands for."""
 
 PAGED = {"k": "paged_attention_k_table", "v": "paged_attention_v_table"}
 
 
 def whole_sequences(shapes: Mapping[str, Shape], attributes: Attributes) -> list[Shape]:
-    """Shapes of k and v, each as it is or as its page table puts it together."""
+    """Shapes of k and v, assembled from pages if they have a page table."""
     most = attributes.get("paged_attention_max_seq_len_kv")
     paged = [port for port, table in PAGED.items() if table in shapes]
     if not paged and most is not None:
@@ -48,13 +48,13 @@ def whole_sequences(shapes: Mapping[str, Shape], attributes: Attributes) -> list
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores that softmax is of, and what they are made of.
+    """Scores of attention, and the tensors that they are computed from.
 
-    q, k, v: with one head of k and v for each of q, and zeros beyond each sequence's end.
-    scaled: scores, scaled and shifted, -infinity where masked.
-    kept: what dropout multiplies; None without it.
+    q, k, v: with as many heads of k and v as of q, and zeros beyond each sequence's end.
+    scaled: the input of softmax, with scale, bias and masks; -infinity if masked.
+    kept: factors of dropout; None without it.
     rows: whether a row is within its sequence; None for all.
-    sink: a score beside those of each row; None without it.
+    sink: an additional score of each row; None without it.
     """
 
     q: object
@@ -74,23 +74,23 @@ def lengths(x, of: str):
 
 
 def within(t, values, inside):
-    """Values of the rows within each sequence, and zeros."""
-    # Memory beyond a sequence may hold NaN, which zero times it would be.
+    """Values of the rows within each sequence, and zeros beyond."""
+    # Memory beyond a sequence may hold NaN, which a product with zero would keep.
     return values if inside is None else t.where(inside, values, 0.0)
 
 
 def _paged(t, pages, table, length: int):
-    """Rows of each sequence, one page after another. Places of the table behind a sequence may hold anything."""
+    """Rows of each sequence, page by page. Entries of the table beyond a sequence are arbitrary."""
     found = pages[table[:, 0, :, 0].long().clamp(0, pages.shape[0] - 1)]
     return found.movedim(2, 1).flatten(2, 3)[:, :, :length]
 
 
 @dataclass(frozen=True)
 class SeenScores:
-    """Scores that are seen, as masks that broadcast with them.
+    """Masks of scores, which broadcast with them. A score counts if it is True in all masks.
 
-    rows, columns: those within their sequence, [batch, 1, n, 1] each; None for all.
-    scores: those that each further option shows.
+    rows, columns: whether they are within their sequence, [batch, 1, n, 1] each; None for all.
+    scores: a mask for each further option.
     """
 
     rows: object
@@ -99,17 +99,17 @@ class SeenScores:
 
     @property
     def of_columns(self) -> list[object]:
-        """Masks, of which a score that is seen is in each, of rows within their sequence."""
+        """All masks but that of rows."""
         return [*(() if self.columns is None else (self.columns.transpose(-1, -2),)), *self.scores]
 
     @property
     def all(self) -> list[object]:
-        """Masks, of which a score that is seen is in each."""
+        """All masks."""
         return [*(() if self.rows is None else (self.rows,)), *self.of_columns]
 
 
 def seen(t, x, a, q, columns: int) -> SeenScores:
-    """Masks of the scores of q's rows, by the options and the tensors of lengths and tiles in `x`."""
+    """Masks of scores, from the options `a` and the tensors of lengths and tiles in `x`."""
     rows, others = t.arange(q.shape[2], device=q.device)[:, None], t.arange(columns, device=q.device)
     ends = [lengths(x, of) for of in ("q", "kv")]
     inside, reached = (None if end is None else n < end for n, end in zip((rows, others[:, None]), ends, strict=True))
@@ -127,7 +127,7 @@ def seen(t, x, a, q, columns: int) -> SeenScores:
 
 
 def gathered(t, x, a) -> list[object]:
-    """k and v, put together of their pages where they have some."""
+    """k and v, assembled from pages if they have page tables."""
     shapes = {port: tuple(value.shape) for port, value in x.items()}
     sequences = zip(PAGED.items(), whole_sequences(shapes, a), strict=True)
     return [_paged(t, x[port], x[table], shape[2]) if table in x else x[port] for (port, table), shape in sequences]
@@ -155,7 +155,7 @@ def scored(t, x, a) -> Scores:
 
 
 def _slopes(t, q):
-    """ALiBi's slope of each head (Press et al. 2022): for heads beyond the largest power of two, those between."""
+    """ALiBi's slope of each head (Press et al. 2022). Heads beyond the largest power of two have intermediate ones."""
     heads = q.shape[1]
     whole = 2 ** (heads.bit_length() - 1)
     slopes = [2 ** (-8 * i / whole) for i in range(1, whole + 1)]
@@ -164,7 +164,7 @@ def _slopes(t, q):
 
 
 def _tiles(t, mask, rows, columns):
-    """The bit of the tile that each score is in, the lowest bit of a byte first."""
+    """The bit of each score's tile; the lowest bit of a byte is the first."""
     bytes_of = mask.long()[
         :, :, rows if mask.shape[2] > 1 else rows * 0, columns // 8 if mask.shape[3] > 1 else columns * 0
     ]

@@ -1,4 +1,4 @@
-"""Shape rules: the shapes of an op's outputs, which outputs are absent, and the types that they are stored as."""
+"""Shape rules: shapes of an op's outputs, absent outputs, and the types that outputs are stored in."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,12 +27,12 @@ def broadcast(shapes: Mapping[str, Shape], *_) -> dict[str, Shape]:
 
 
 def along_last(shapes: Mapping[str, Shape], attributes: Attributes) -> tuple[int, ...]:
-    """The axis of rows that run along the last of input."""
+    """The last axis of input, for rows that run along it."""
     return (len(shapes["input"]) - 1,)
 
 
 def aligned(shape: Shape, rank: int) -> Shape:
-    """`shape` with extents of 1 before it, where it has a lower rank: its axes are the last ones."""
+    """`shape` with leading extents of 1 up to a rank."""
     return (*(1,) * (rank - len(shape)), *shape)
 
 
@@ -44,7 +44,7 @@ def rmsnorm_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
 
 
 def adalayernorm_axes(x: Shape, scale: Shape) -> tuple[int, ...]:
-    """The axes normalized over: those along which the scale varies, but the first, which is that of samples."""
+    """The axes normalized over: those along which the scale varies, except the first, that of samples."""
     return tuple(axis for axis in rmsnorm_axes(x, scale) if axis)
 
 
@@ -60,14 +60,14 @@ def _normalized_axes(x: Shape, scale: Shape | None) -> tuple[int, ...]:
 
 
 def with_elements(x: Shape, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """`axes`, along which there is something to normalize."""
+    """`axes`. Raises GraphValidationError if an extent along them is 0."""
     if any(x[axis] == 0 for axis in axes):
         raise GraphValidationError(f"input {list(x)} has no elements along a normalized axis; at least 1 is needed")
     return axes
 
 
 def check_scalars(shapes: Mapping[str, Shape], ports: Iterable[str], more: str = "") -> None:
-    """GraphValidationError for one of the ports with more elements than one."""
+    """Raises GraphValidationError if one of the ports has more than one element."""
     for port in ports:
         if any(e != 1 for e in shapes.get(port, ())):
             raise GraphValidationError(f"{port} must have one element, got shape {list(shapes[port])}{more}")
@@ -105,7 +105,7 @@ layernorm = partial(_norm, order=LAYERNORM_ORDER)
 
 
 def one_per_row(x: Shape, axes: tuple[int, ...]) -> Shape:
-    """Extents of statistics of `x` over some axes."""
+    """Shape of statistics of `x` over some axes."""
     return tuple(1 if axis in axes else e for axis, e in enumerate(x))
 
 
@@ -123,7 +123,7 @@ def rmsnorm_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 def _gradients(shapes: Mapping[str, Shape], axes: tuple[int, ...], *statistics: str) -> dict[str, Shape]:
-    """Shapes of the gradients of a norm over `axes`. statistics: the ports of what forward made of each row."""
+    """Shapes of the gradients of a norm over `axes`. statistics: input ports of statistics from forward."""
     x, scale = shapes["input"], shapes.get("scale")
     if shapes["grad"] != x:
         raise GraphValidationError(f"grad must have input's shape {list(x)}, got {list(shapes['grad'])}")
@@ -191,7 +191,7 @@ def softmax_backward(shapes: Mapping[str, Shape], attributes: Attributes, _) -> 
 
 
 def axis_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
-    """Attributes with the axis counted from the first one."""
+    """Attributes with a nonnegative axis."""
     return {**attributes, "axis": _row_axis(next(iter(inputs.values())), attributes)}
 
 
@@ -223,7 +223,7 @@ def indexed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str,
 
 
 def quantize_axis(shape: Shape, attributes: Attributes) -> int:
-    """The axis blocks run along: the one asked for, else the last that is not 1."""
+    """The axis that blocks run along: the given one, else the last with an extent other than 1."""
     axis = attributes["axis"]
     if axis is None:
         wide = [i for i, e in enumerate(shape) if e != 1]
@@ -246,7 +246,7 @@ def quantized(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
 
 
 def of_blocks(x: Shape, axis: int, block: int) -> Shape:
-    """Extents of what each block along an axis has one of."""
+    """Shape of a tensor with one element per block along an axis."""
     return tuple(-(-e // block) if i == axis else e for i, e in enumerate(x))
 
 
@@ -260,7 +260,7 @@ def quantized_frozen(attributes: Attributes, inputs: Mapping[str, Shape], output
 
     def chosen(port: str, accepted: tuple[data_type, ...]) -> data_type:
         _, declared = outputs[port]
-        return declared if declared in accepted else accepted[0]  # who carries it on may declare any type
+        return declared if declared in accepted else accepted[0]  # a virtual output may declare any type
 
     axis = quantize_axis(inputs["input"], attributes)
     exact = of_blocks(inputs["input"], axis, attributes["block_size"])

@@ -1,4 +1,4 @@
-"""Softmax and its like, and their gradients."""
+"""Softmax, log-softmax and log-sum-exp, and their gradients."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -33,7 +33,7 @@ def _log_softmax(e: RowArithmetic, x: Values, a: Attributes) -> Values:
 
 
 def _logsumexp(e: RowArithmetic, x: Values, a: Attributes) -> Values:
-    # Infinity less infinity would be NaN: infinities become the largest finite numbers.
+    # infinity - infinity would be NaN: infinities become the largest finite numbers.
     finite = {"negative_slope": 0.0, "lower_clip": -e.most, "upper_clip": e.most}
     largest = e.op("relu", finite, input=e.reduce(Join.MAX, x["input"]))
     _, total = _exponents(e, x["input"], largest)

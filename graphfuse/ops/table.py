@@ -1,4 +1,4 @@
-"""The op table: everything that graphfuse knows about each kind of node. Nothing of it is known elsewhere.
+"""The op table: all that graphfuse knows about each kind of node.
 
 An entry has ports, typed attributes, shape rule, default data types and reference semantics in torch. A pointwise op
 also has its scalar form in CUDA C++, its cost and its accuracy. The graph methods, the pattern vocabulary, the
@@ -111,7 +111,7 @@ _TABLES = (
 
 
 def _with_reference(op: Op) -> Op:
-    """The op; one with an expansion computes that."""
+    """The op; its reference is its expansion, if it has one."""
     if (op.expansion is not None) + (op.reference is not None) + bool(op.elsewhere) != 1:
         raise MalformedError(f"op {op.name!r} must have one of reference, expansion and elsewhere in the op table")
     if op.expansion is None:
@@ -124,7 +124,7 @@ OPS: dict[str, Op] = {op.name: _with_reference(op) for table in _TABLES for op i
 EXPANSIONS: dict[str, Expansion] = {
     op.name: op.expansion for op in OPS.values() if op.expansion is not None and op.expansion.in_rows
 }
-"""Those that kernels of rows take, by op."""
+"""Op name -> its expansion, if kernels of rows support it."""
 
 SPELLINGS: dict[str, Spelling] = {
     spelling.name: spelling
