@@ -1,11 +1,11 @@
-"""Everything that patterns and engines are written with. A plug-in imports from here, and from nowhere below.
+"""Public names for writing patterns and engines. A plug-in imports from this module alone.
 
-- a pattern: ``Pattern``, ``PatternGraph``, ``Match``, ``convex``, and what a match shows: ``FrozenGraph``,
+- a pattern: ``Pattern``, ``PatternGraph``, ``Match``, ``convex``, and the graph of a match: ``FrozenGraph``,
   ``FrozenTensor``, ``Node``, ``Subgraph``
 - an engine: ``KernelEngine``, ``HostEngine``, ``Engine``, and the records that it exchanges with planning
 - a kernel's text: ``render``, ``template``
 - facts that are a row program: ``RowFacts``, ``row_facts``, ``RowProgram``, ``Emitter`` and the parts of steps
-- ``check``, which looks for mistakes of a plug-in, and ``listed``, which has what installed packages offer
+- ``check``, which looks for mistakes of a plug-in, and ``listed``, which returns the installed plug-ins
 
 docs/extending.md is the guide. Modules elsewhere in the package may move between releases; these names stay.
 """

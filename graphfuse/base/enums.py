@@ -88,7 +88,7 @@ class reduction_mode(_Named):  # noqa: N801
 
 
 class moe_grouped_matmul_mode(_Named):  # noqa: N801
-    """Where ``moe_grouped_matmul`` reads its rows and writes them."""
+    """Row indexing of ``moe_grouped_matmul``: which rows it reads, and where it writes them."""
 
     NONE = "none"
     GATHER = "gather"
