@@ -19,7 +19,7 @@ from graphfuse.base.errors import GraphStateError, GraphTypeError, GraphValidati
 from graphfuse.op_graph.freeze import freeze, infer
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.op_methods import OpMethods
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
 from graphfuse.op_graph.tensor import Tensor, checked_name, checked_number, checked_type, plain_number
 from graphfuse.ops import Op
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 StepT = TypeVar("StepT")
 
 
-class DefinedGraph(Recorded, OpMethods):
+class DefinedGraph(GraphRecord, OpMethods):
     """Tensors and nodes, in the order in which the user made them. Any change undoes the steps from ``validate`` on."""
 
     _ir: ir.FrozenGraph | None

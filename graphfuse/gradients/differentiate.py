@@ -13,8 +13,8 @@ from graphfuse.base.wording import with_article
 from graphfuse.gradients import graph_copy
 from graphfuse.gradients.graph_copy import copy_of
 from graphfuse.gradients.walk import Walk
+from graphfuse.op_graph.graph_record import NodeRecord
 from graphfuse.op_graph.ir import packed_stride
-from graphfuse.op_graph.recorded import NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops.pullback import NoRule
 

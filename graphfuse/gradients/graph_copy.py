@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from graphfuse.api import pygraph
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
 from graphfuse.op_graph.tensor import Tensor
 
 Attributes = dict[str, object]
 
 
-def copy_of(graph: Recorded, attributes: Callable[[NodeRecord], Attributes]) -> tuple[pygraph, dict[Tensor, Tensor]]:
+def copy_of(graph: GraphRecord, attributes: Callable[[NodeRecord], Attributes]) -> tuple[pygraph, dict[Tensor, Tensor]]:
     """A copy of a validated graph, and the copies by the original tensors. attributes: those of a node's copy."""
     made = pygraph(
         graph.name,

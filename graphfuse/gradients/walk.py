@@ -17,7 +17,7 @@ from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.base.enums import reduction_mode
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.op_graph.freeze import infer
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import aligned
 from graphfuse.ops.pullback import NoRule, Pullback
@@ -39,7 +39,7 @@ class Walk:
     may equal none of the recomputed values, and a kept mean may not be their mean.
     """
 
-    forward: Recorded
+    forward: GraphRecord
     graph: pygraph
     kept: Callable[[Tensor], Tensor | None]
     rounds: bool = False

@@ -13,8 +13,8 @@ from graphfuse.base.dtypes import FACTS, data_type, holding
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import ir, ragged, verify
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.ir import packed_stride
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
 from graphfuse.op_graph.tensor import Tensor, checked_number
 from graphfuse.ops.layouts import packed_like
 
@@ -23,7 +23,7 @@ COMPUTE_TYPES = (data_type.FLOAT, data_type.DOUBLE, data_type.INT32)
 OUTPUT_TYPES = tuple(dtype for dtype in FACTS if dtype is not data_type.FP8_E8M0)
 
 
-def freeze(graph: Recorded) -> ir.FrozenGraph:
+def freeze(graph: GraphRecord) -> ir.FrozenGraph:
     """The IR of `graph`. Writes inferred dim, stride and data type back to the user's tensors."""
     if not graph.nodes:
         raise GraphValidationError(f"graph {graph.name!r} has no nodes")
@@ -53,7 +53,7 @@ def freeze(graph: Recorded) -> ir.FrozenGraph:
     return frozen
 
 
-def infer(graph: Recorded, node: NodeRecord) -> None:
+def infer(graph: GraphRecord, node: NodeRecord) -> None:
     """Infers shapes, strides and data types of a node's outputs that are not set. Those of its inputs are known."""
     where = f"node {node.name!r} ({node.op.name})"
     computes = [dtype for dtype in COMPUTE_TYPES if dtype.is_float or node.op.integers]
@@ -119,7 +119,7 @@ def _stride(node: NodeRecord, dim: tuple[int, ...]) -> tuple[int, ...]:
     return packed_like(dim, like.get_dim(), like.get_stride())
 
 
-def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> None:
+def _infer_data_type(graph: GraphRecord, t: Tensor, default: data_type | None) -> None:
     if t.get_data_type() is not data_type.NOT_SET:
         return
     # As in cuDNN's frontend: a graph's default type for intermediates is that of inputs and outputs, or FLOAT.
@@ -132,7 +132,7 @@ def _infer_data_type(graph: Recorded, t: Tensor, default: data_type | None) -> N
         )
 
 
-def _carried(graph: Recorded, nodes: Sequence[NodeRecord]) -> dict[int, data_type]:
+def _carried(graph: GraphRecord, nodes: Sequence[NodeRecord]) -> dict[int, data_type]:
     """Types of virtual tensors, by id of the user's tensor, if they differ from the declared ones."""
     if graph.intermediate_rounding == "declared":
         return {}

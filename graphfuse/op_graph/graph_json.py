@@ -10,7 +10,7 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import SerializedError
 from graphfuse.files import json_values
 from graphfuse.files.json_values import field, integers, known, member
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OPS
 
@@ -23,7 +23,7 @@ SETTINGS = ("name", *_TYPES, "intermediate_rounding", "takes_overrides")
 """Names of a graph's attributes that hold for all its tensors and nodes."""
 
 
-def to_data(graph: Recorded) -> dict[str, object]:
+def to_data(graph: GraphRecord) -> dict[str, object]:
     """The graph as JSON values. Tensors are in the order of the frozen graph; nodes refer to them by position."""
     kept = graph.kept
     places = {id(t): place for place, t in enumerate(kept)}
@@ -86,7 +86,7 @@ def settings(data: object) -> dict[str, object]:
     }
 
 
-def fill(graph: Recorded, data: object) -> None:
+def fill(graph: GraphRecord, data: object) -> None:
     """Makes the tensors and nodes of `data` in an empty graph. Raises SerializedError, or as the graph's methods."""
     tensors, nodes = field("the graph", data, "tensors", list), field("the graph", data, "nodes", list)
     producers = _producers(nodes, len(tensors))
@@ -128,7 +128,7 @@ def _producers(nodes: list, tensors: int) -> dict[int, int]:
     return found
 
 
-def _add_tensor(graph: Recorded, where: str, data: object) -> Tensor:
+def _add_tensor(graph: GraphRecord, where: str, data: object) -> Tensor:
     value = json_values.decode(where, field(where, data, "value", dict, type(None)))
     dtype = member(where, data, "data_type", data_type)
     if value is None:
@@ -151,7 +151,7 @@ def _set_up(t: Tensor, where: str, data: object) -> None:
     t.set_reordering_type(member(where, data, "reordering", tensor_reordering))
 
 
-def _add_node(graph: Recorded, where: str, data: object, tensors: list, made: list[Tensor | None]) -> None:
+def _add_node(graph: GraphRecord, where: str, data: object, tensors: list, made: list[Tensor | None]) -> None:
     """Makes a node, and puts its outputs at their positions in `made`."""
     op = OPS.get(field(where, data, "op", str))
     if op is None:

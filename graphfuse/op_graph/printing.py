@@ -6,11 +6,11 @@ import math
 import re
 
 from graphfuse.base.dtypes import data_type
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 
 
-def to_python(graph: Recorded) -> str:
+def to_python(graph: GraphRecord) -> str:
     """Runnable source, which imports graphfuse and builds the graph in `graph`, its tensors in variables."""
     names = _variables(graph)
     made = {id(t) for node in graph.nodes for port, t in node.outputs.items() if port not in node.op.given}
@@ -27,7 +27,7 @@ def to_python(graph: Recorded) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _variables(graph: Recorded) -> dict[int, str]:
+def _variables(graph: GraphRecord) -> dict[int, str]:
     names: dict[int, str] = {}
     for t in graph.tensors:
         base = re.sub(r"\W+", "_", t.get_name(), flags=re.ASCII).strip("_") or "tensor"

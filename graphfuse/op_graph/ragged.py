@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.ragged import BATCH, ROWS
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import OFFSETS
 
@@ -19,7 +19,7 @@ def offsets(node: NodeRecord) -> dict[str, Tensor]:
     return {f"{port}{OFFSETS}": t for port, t in found if t is not None}
 
 
-def check(graph: Recorded) -> None:
+def check(graph: GraphRecord) -> None:
     """Raises GraphValidationError if a node does not accept a ragged tensor, or if its offsets do not fit it."""
     if all(t.get_ragged_offset() is None for t in graph.tensors):
         return

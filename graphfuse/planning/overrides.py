@@ -13,7 +13,7 @@ from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph import ir
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.op_graph.ir import packed_stride
-from graphfuse.op_graph.recorded import NodeRecord, Recorded
+from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import EXPANSIONS
 
@@ -127,7 +127,7 @@ def _strides(t: ir.FrozenTensor, dim: Shape) -> Shape:
     return tuple(strides)
 
 
-def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Placed]) -> ir.FrozenGraph:
+def overridden(recorded: GraphRecord, built: ir.FrozenGraph, found: Mapping[int, Placed]) -> ir.FrozenGraph:
     """The frozen graph with other shapes of the tensors with these uids, from which all other shapes are inferred.
 
     built: the frozen graph of `recorded`. Tensors and nodes have the same numbers in both.
@@ -149,17 +149,17 @@ def overridden(recorded: Recorded, built: ir.FrozenGraph, found: Mapping[int, Pl
     def copied(ports: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {port: copies[id(t)] for port, t in ports.items()}
 
-    settings = {f.name: getattr(recorded, f.name) for f in fields(Recorded)}
+    settings = {f.name: getattr(recorded, f.name) for f in fields(GraphRecord)}
     nodes = [replace(node, inputs=copied(node.inputs), outputs=copied(node.outputs)) for node in recorded.nodes]
     try:
-        made = freeze(Recorded(**settings | {"tensors": [*copies.values()], "nodes": nodes}))
+        made = freeze(GraphRecord(**settings | {"tensors": [*copies.values()], "nodes": nodes}))
     except GraphValidationError as error:
         raise VariantPackError(f"override_shapes and override_strides: {error}") from None
     _check_columns(built, made)
     return made
 
 
-def _inferred(recorded: Recorded, found: Mapping[int, Placed]) -> dict[int, Shape]:
+def _inferred(recorded: GraphRecord, found: Mapping[int, Placed]) -> dict[int, Shape]:
     """Extents of all tensors that nodes read or write, by the tensor's id()."""
     dims: dict[int, Shape] = {}
 

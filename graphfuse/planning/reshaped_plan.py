@@ -15,8 +15,8 @@ from graphfuse.base.errors import GraphNotSupportedError, VariantPackError
 from graphfuse.contract.engine import NoKnobs
 from graphfuse.contract.row_counts import joined, row_class
 from graphfuse.op_graph import ir
+from graphfuse.op_graph.graph_record import GraphRecord
 from graphfuse.op_graph.lower import lower
-from graphfuse.op_graph.recorded import Recorded
 from graphfuse.planning import plan
 from graphfuse.planning.overrides import Overrides, overridden, shapes
 from graphfuse.planning.plan import Plan
@@ -38,7 +38,7 @@ class ReshapedPlan:
     which is built.
     """
 
-    def __init__(self, recorded: Recorded, built: ir.FrozenGraph, planner: Planner, index: int):
+    def __init__(self, recorded: GraphRecord, built: ir.FrozenGraph, planner: Planner, index: int):
         self._recorded, self._built, self._planner = recorded, built, planner
         self._plan, self._executable = planner.at(index), planner.executable(index)
         self.executable = functools.lru_cache(maxsize=SHAPES_KEPT)(self._made)

@@ -13,7 +13,7 @@ from graphfuse.base.wording import counted
 from graphfuse.files import json_values, sealed
 from graphfuse.files.json_values import field, refuse
 from graphfuse.op_graph import graph_json, ir
-from graphfuse.op_graph.recorded import Recorded
+from graphfuse.op_graph.graph_record import GraphRecord
 from graphfuse.planning.recipe import ELF, Code, Codes, PartRecipe, Recipe
 from graphfuse.runtime import record
 
@@ -91,7 +91,7 @@ class SerializedGraph:
 
 
 def of(
-    graph: Recorded,
+    graph: GraphRecord,
     lowered: ir.FrozenGraph,
     device: Device,
     plans: Sequence[Recipe],

@@ -106,7 +106,7 @@ def test_windows_on_a_gpu(dtype, columns, allowed, became, why):
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     with FakeTensorMode() as fake:
         given = [torch.empty(2, heads, 64, columns, device="cuda", dtype=dtype) for heads in (8, 2, 2)]
-        Recorded(module).run(*given)
+        GraphRecord(module).run(*given)
     with sdpa_kernel(allowed):
         (entry,) = rewrite(module, regions(graph), lambda node: (node.name, ""))
     assert entry.became == became and why in entry.why
@@ -119,7 +119,7 @@ def test_windows_on_a_gpu(dtype, columns, allowed, became, why):
         assert list(called.found) == ["aten::_flash_attention_forward"]
 
 
-class Recorded(torch.fx.Interpreter):
+class GraphRecord(torch.fx.Interpreter):
     def run_node(self, node):
         node.meta["example_value"] = super().run_node(node)
         return node.meta["example_value"]

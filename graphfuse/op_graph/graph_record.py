@@ -30,7 +30,7 @@ class NodeRecord:
 
 
 @dataclass(eq=False, repr=False)
-class Recorded:
+class GraphRecord:
     """A graph as recorded.
 
     io_data_type, intermediate_data_type, compute_data_type: defaults for tensors and nodes without a type.
