@@ -15,7 +15,7 @@ class Reduction:
     start: the result for no elements. of(arithmetic, elements) -> one value per row.
     fold: C++ that combines the result so far, {to}, with an array of values, {values}; None if no kernel needs it.
     vjp: builds the gradient of the elements; returns a NoRule if there is none.
-    in_rows: whether kernels of rows support it. Others are products, which only `by_torch` computes.
+    in_rows: whether kernels of rows support it. Others are products, which only `torch_expansion` computes.
     """
 
     start: float

@@ -1,7 +1,7 @@
 """Reference formulas of ops, in torch on float tensors, for the reference engine.
 
 The torch module is passed as `t`, so that importing this module does not load torch. Most pointwise ops have their
-formula in the table. Ops with an expansion have no formula: `by_torch` computes the expansion.
+formula in the table. Ops with an expansion have no formula: `torch_expansion` computes the expansion.
 """
 
 from graphfuse.base import rounding

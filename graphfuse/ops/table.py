@@ -14,16 +14,15 @@ from graphfuse.base.enums import reduction_mode
 from graphfuse.base.errors import MalformedError
 from graphfuse.ops import (
     attention,
-    by_torch,
-    channels,
+    channel_norms,
     collectives,
     convolutions,
     dequantization,
     dropout,
-    grouped,
+    fp8_attention,
+    grouped_matmul,
     losses,
     moves,
-    narrow_attention,
     norms,
     pointwise,
     products,
@@ -31,6 +30,7 @@ from graphfuse.ops import (
     rotary,
     shapes,
     softmax,
+    torch_expansion,
 )
 from graphfuse.ops.expansion import Expansion
 from graphfuse.ops.op import Attribute, Op, Port, Spelling
@@ -51,7 +51,7 @@ _TABLE = (
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=shapes.reduced,
         frozen=shapes.reduced_axes,
-        reference=lambda t, x, a: by_torch.reduction(OPS, t, x, a),
+        reference=lambda t, x, a: torch_expansion.reduction(OPS, t, x, a),
         attributes=(Attribute("mode", (reduction_mode,), reduction_mode.AMAX),),
         not_offered=_GROUPS,
         vjp={"input": lambda p: REDUCTIONS[p.attributes["mode"]].vjp(p)},
@@ -99,11 +99,11 @@ _TABLES = (
     losses.TABLE,
     dropout.TABLE,
     products.TABLE,
-    grouped.TABLE,
+    grouped_matmul.TABLE,
     convolutions.TABLE,
     attention.TABLE,
-    narrow_attention.TABLE,
-    channels.TABLE,
+    fp8_attention.TABLE,
+    channel_norms.TABLE,
     moves.TABLE,
     rotary.TABLE,
     collectives.TABLE,
@@ -116,7 +116,7 @@ def _with_reference(op: Op) -> Op:
         raise MalformedError(f"op {op.name!r} must have one of reference, expansion and elsewhere in the op table")
     if op.expansion is None:
         return op
-    return replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a))
+    return replace(op, reference=lambda t, x, a: torch_expansion.expanded(OPS, op, t, x, a))
 
 
 OPS: dict[str, Op] = {op.name: _with_reference(op) for table in _TABLES for op in table}

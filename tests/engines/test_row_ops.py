@@ -10,7 +10,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.op_graph.freeze import freeze
-from graphfuse.ops import EXPANSIONS, OPS, Join, by_torch
+from graphfuse.ops import EXPANSIONS, OPS, Join, torch_expansion
 from graphfuse.patterns.computing import Expanding
 from graphfuse.patterns.roles import ROLES
 from graphfuse.testing.reference import evaluated
@@ -135,7 +135,9 @@ def test_a_wrong_expansion_is_found(monkeypatch, planted, kernels):
         monkeypatch.setitem(ROLES, name, Expanding(expansion))
     else:
         op = replace(OPS[name], expansion=expansion)
-        monkeypatch.setitem(OPS, name, replace(op, reference=lambda t, x, a: by_torch.expanded(OPS, op, t, x, a)))
+        monkeypatch.setitem(
+            OPS, name, replace(op, reference=lambda t, x, a: torch_expansion.expanded(OPS, op, t, x, a))
+        )
     with pytest.raises(AssertionError, match="is off in"):
         for problem in problems(name, kernels):
             run(problem, kernels)
