@@ -6,7 +6,7 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphNotSupportedError
 from graphfuse.op_graph import verify
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, packed_stride
-from graphfuse.op_graph.reduce_in_two import reduce_in_two
+from graphfuse.op_graph.split_reductions import split_reductions
 from graphfuse.ops import OPS, block_size
 
 _BLOCK = block_size(data_type.FP4_E2M1)
@@ -15,7 +15,7 @@ _ROW = 128
 
 def lower(graph: FrozenGraph) -> FrozenGraph:
     """The graph after all rewrites, checked."""
-    lowered = reduce_in_two(_explicit_block_scales(graph))
+    lowered = split_reductions(_explicit_block_scales(graph))
     verify.check_ir(lowered)
     return lowered
 

@@ -466,6 +466,6 @@ def test_a_graph_that_is_lowered_otherwise_is_another_one(monkeypatch):
     g.reduction(g.tensor([3, 8, 5, 6]), mode=reduction_mode.ADD).set_dim([1, 8, 1, 1]).set_output()
     g.build([heur_mode.A])
     blob = g.serialize()
-    monkeypatch.setattr("graphfuse.op_graph.lower.reduce_in_two", lambda graph: graph)
+    monkeypatch.setattr("graphfuse.op_graph.lower.split_reductions", lambda graph: graph)
     with pytest.raises(SerializedError, match="serialize it anew"):
         graphs.new(device="emulator").deserialize(blob)

@@ -12,15 +12,15 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import reduction_mode
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, Node, TensorId, packed_stride
 
-_BESIDE = ("matmul", "conv", "sdpa")
+_PRODUCTS = ("matmul", "conv", "sdpa")
 """Prefixes of the names of products, with which libraries compute the reduction after them."""
-_AGAIN = {mode: mode for mode in reduction_mode if mode.name in ("ADD", "MIN", "MAX", "AMAX", "AVG")}
-_AGAIN[reduction_mode.NORM1] = reduction_mode.ADD
+_SECOND_MODES = {mode: mode for mode in reduction_mode if mode.name in ("ADD", "MIN", "MAX", "AMAX", "AVG")}
+_SECOND_MODES[reduction_mode.NORM1] = reduction_mode.ADD
 """Mode of the first reduction -> mode of the second. NORM2 has none: a root would come between."""
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _Split:
     """Reductions that become two each, with the first ones in one kernel.
 
     numbers: the reductions, by index of their nodes.
@@ -35,14 +35,14 @@ class _Apart:
     own: frozenset[int]
 
 
-def reduce_in_two(graph: FrozenGraph) -> FrozenGraph:
+def split_reductions(graph: FrozenGraph) -> FrozenGraph:
     """The graph with each reduction along axes that are not contiguous replaced by two."""
-    if any(node.op_name.startswith(_BESIDE) for node in graph.nodes):
+    if any(node.op_name.startswith(_PRODUCTS) for node in graph.nodes):
         return graph
-    groups = [*_apart(graph)]
+    groups = [*_splits(graph)]
     if not groups:
         return graph
-    tensors, nodes, new = [*graph.tensors], list[Node](), dict[tuple[_Apart, TensorId], TensorId]()
+    tensors, nodes, new = [*graph.tensors], list[Node](), dict[tuple[_Split, TensorId], TensorId]()
     uids = itertools.count(max(t.uid for t in tensors) + 1)
 
     def virtual(t: FrozenTensor, name: str, **fields: object) -> TensorId:
@@ -66,26 +66,26 @@ def reduce_in_two(graph: FrozenGraph) -> FrozenGraph:
                 outputs = ((node.outputs[0][0], parts),)
                 axes = tuple(axis for axis, extent in enumerate(dim) if extent == 1)
                 nodes.append(_with(replace(node, name=name, outputs=outputs), axes=axes))
-                node = _with(replace(node, inputs=((port, parts),)), mode=_AGAIN[node.attribute("mode")])
+                node = _with(replace(node, inputs=((port, parts),)), mode=_SECOND_MODES[node.attribute("mode")])
         nodes.append(node)
-    return FrozenGraph(graph.name, tuple(tensors), _read(tensors, nodes))
+    return FrozenGraph(graph.name, tuple(tensors), _needed(tensors, nodes))
 
 
 def _with(node: Node, **attributes: object) -> Node:
     return replace(node, attributes=tuple((dict(node.attributes) | attributes).items()))
 
 
-def _read(tensors: list[FrozenTensor], nodes: list[Node]) -> tuple[Node, ...]:
+def _needed(tensors: list[FrozenTensor], nodes: list[Node]) -> tuple[Node, ...]:
     """The nodes without those whose results are not read any more."""
-    kept, wanted = list[Node](), {t.id for t in tensors if not t.virtual}
+    kept, read = list[Node](), {t.id for t in tensors if not t.virtual}
     for node in reversed(nodes):
-        if any(t in wanted for _, t in node.outputs):
+        if any(t in read for _, t in node.outputs):
             kept.append(node)
-            wanted |= {t for _, t in node.inputs}
+            read |= {t for _, t in node.inputs}
     return tuple(reversed(kept))
 
 
-def _apart(graph: FrozenGraph) -> Iterator[_Apart]:
+def _splits(graph: FrozenGraph) -> Iterator[_Split]:
     found = dict[tuple[int, tuple[int, ...]], list[int]]()
     levels = list[int]()  # of each node: the most nodes that are not pointwise on a path to it
     for number, node in enumerate(graph.nodes):
@@ -99,12 +99,16 @@ def _apart(graph: FrozenGraph) -> Iterator[_Apart]:
             ((_, t),) = graph.nodes[number].outputs
             if own.issuperset(graph.consumers[t]):
                 own.add(number)
-        yield _Apart(frozenset(numbers), inner, frozenset(before - own), frozenset(own))
+        yield _Split(frozenset(numbers), inner, frozenset(before - own), frozenset(own))
 
 
 def _inner(graph: FrozenGraph, node: Node) -> tuple[int, ...]:
     """The axes of the first of two reductions; empty if the node is not divided."""
-    if node.op_name != "reduction" or node.attribute("mode") not in _AGAIN or node.compute is not data_type.FLOAT:
+    if (
+        node.op_name != "reduction"
+        or node.attribute("mode") not in _SECOND_MODES
+        or node.compute is not data_type.FLOAT
+    ):
         return ()
     if node.attribute("mode") is reduction_mode.AMAX and graph.tensors[node.outputs[0][1]].elements == 1:
         return ()  # any kernel of rows can compute it in addition
