@@ -12,7 +12,7 @@ from graphfuse.cli import exits, output
 from graphfuse.cli.cache_kinds import CacheKind, kinds, summary
 from graphfuse.cli.output import Json
 from graphfuse.explain.account import count
-from graphfuse.files.kept_file import KeptFile
+from graphfuse.files.cache_file import CacheFile
 
 app = typer.Typer(name="cache", cls=exits.Group, help="List, check and remove compiled kernels and tuned knobs.")
 
@@ -28,7 +28,7 @@ def _kinds(names: list[str]) -> list[CacheKind]:
     return [kind for kind in known.values() if not names or kind.name in names]
 
 
-def _files(kind: CacheKind) -> list[KeptFile]:
+def _files(kind: CacheKind) -> list[CacheFile]:
     """Files of a cache. A folder that cannot be read ends the command with FAULT."""
     try:
         return kind.files()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphfuse.base.errors import GraphfuseError
-from graphfuse.files.kept_file import KeptFile
+from graphfuse.files.cache_file import CacheFile
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class CacheKind:
     name: str
     holds: str
     folder: Callable[[], Path]
-    files: Callable[[], list[KeptFile]]
+    files: Callable[[], list[CacheFile]]
     damage: Callable[[Path], str | None]
     limit: Callable[[], int | None] = lambda: None
     mend: Callable[[Path], None] = Path.unlink
     lasting: bool = False
 
-    def damaged(self, files: Sequence[KeptFile]) -> list[tuple[Path, str]]:
+    def damaged(self, files: Sequence[CacheFile]) -> list[tuple[Path, str]]:
         """Files that are not usable, with the reasons. Files that another process removes meanwhile are skipped."""
         found = []
         for file in files:

@@ -13,7 +13,7 @@ from graphfuse.base.device import Device
 from graphfuse.base.errors import CompilerNotFoundError, GraphfuseError, PluginError, SettingError, ToolkitNotFoundError
 from graphfuse.base.wording import counted
 from graphfuse.cli.cache_kinds import CacheKind, kinds
-from graphfuse.files.kept_file import foreign
+from graphfuse.files.cache_file import foreign
 
 FAULT = "fault"
 NOTE = "note"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse.base import settings
-from graphfuse.files.kept_file import KeptFile, files, foreign
+from graphfuse.files.cache_file import CacheFile, files, foreign
 
 LIMIT = 512 << 20
 """Default limit in bytes; GRAPHFUSE_CACHE_LIMIT sets another. A kernel's library has some 50 KB, one with
@@ -110,7 +110,7 @@ def limit() -> int:
     return settings.cache_limit(LIMIT)
 
 
-def kept() -> list[KeptFile]:
+def kept() -> list[CacheFile]:
     """The entries of the store in the cache directory."""
     place = folder()
     return files(place.iterdir(), _used) if place.is_dir() else []

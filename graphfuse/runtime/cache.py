@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphfuse.base import settings
-from graphfuse.files.kept_file import KeptFile, files
+from graphfuse.files.cache_file import CacheFile, files
 from graphfuse.runtime import nvrtc
 from graphfuse.runtime.toolkit import Toolkit
 
@@ -61,7 +61,7 @@ def limit() -> int:
     return settings.cache_limit(KEPT_BYTES)
 
 
-def kept() -> list[KeptFile]:
+def kept() -> list[CacheFile]:
     """The entries on disk, in the folders that cuda.core makes. It sets the access time of each entry that it reads."""
     return files((folder() / "entries").glob("*/*"), lambda found: found.st_atime)
 

@@ -22,7 +22,7 @@ from graphfuse.base import settings
 from graphfuse.base.device import Device
 from graphfuse.base.errors import HomeNotFoundError, PluginError
 from graphfuse.contract.engine import Engine
-from graphfuse.files.kept_file import KeptFile, files
+from graphfuse.files.cache_file import CacheFile, files
 from graphfuse.tuned_tables.entry import Source, TunedEntry
 from graphfuse.tuned_tables.tunings import Tunings, arch
 
@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[TunedEntry, ...]:
     return entries
 
 
-def kept() -> list[KeptFile]:
+def kept() -> list[CacheFile]:
     """The user's files. Errors as in ``settings.tuning_dir``."""
     return files(settings.tuning_dir().glob("*.json"), lambda found: found.st_mtime)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class KeptFile:
+class CacheFile:
     """A file of a cache. size: in bytes. used: time of the last use, in seconds since the epoch."""
 
     path: Path
@@ -17,14 +17,14 @@ class KeptFile:
     used: float
 
 
-def files(paths: Iterable[Path], used: Callable[[os.stat_result], float]) -> list[KeptFile]:
+def files(paths: Iterable[Path], used: Callable[[os.stat_result], float]) -> list[CacheFile]:
     """The regular files among `paths` that still exist: other processes may remove some at any time."""
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
             state = path.lstat()
             if stat.S_ISREG(state.st_mode):
-                found.append(KeptFile(path, state.st_size, used(state)))
+                found.append(CacheFile(path, state.st_size, used(state)))
     return found
 
 
