@@ -7,7 +7,7 @@ compiled.
 import struct
 from collections.abc import Callable
 
-from graphfuse.codegen.declared import check_form
+from graphfuse.codegen.declarations import check_form
 from graphfuse.contract.engine import Address, Argument, HostScalar
 from graphfuse.ops import OPS
 from graphfuse.rows.program import FUSED

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from graphfuse.base import settings
 from graphfuse.base.dtypes import SMALL_INTEGERS, data_type
-from graphfuse.codegen import addresses, declared, elements, parameters, per_row, phases, ranks, stores, sums
+from graphfuse.codegen import addresses, declarations, elements, parameters, per_row, phases, ranks, stores, sums
 from graphfuse.codegen.check_plan import check_plan
 from graphfuse.codegen.copies import copies
 from graphfuse.codegen.phase_plan import PhasePlan, is_narrow
@@ -22,7 +22,7 @@ def headers(program: RowProgram) -> Iterator[str]:
     """Headers that the printed text needs in addition to those of kernel templates, for inclusion at global scope."""
     yield from stores.headers(program)
     forms = (OPS[step.op_name].cuda or "" for step in program.steps if step.op_name in OPS)
-    yield from sorted({name for form in forms for name in declared.headers(form)})
+    yield from sorted({name for form in forms for name in declarations.headers(form)})
     if any(operand.dtype.facts.integers for operand in (*program.inputs, *program.scalars)):
         yield "integers.cuh"
     if not {*SMALL_INTEGERS}.isdisjoint(_types(program)):

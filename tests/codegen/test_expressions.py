@@ -9,7 +9,7 @@ import torch
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import MalformedError
-from graphfuse.codegen.declared import check_form
+from graphfuse.codegen.declarations import check_form
 from graphfuse.codegen.expressions import argument, expression, literal, parameter_type
 from graphfuse.contract.engine import Address, HostScalar
 from graphfuse.ops import OPS
