@@ -1,7 +1,7 @@
 """Expansions of ops into pointwise ops and reductions of rows, and the interface that they are written with.
 
-Kernels and references use the same expansion: `rows.emitter` converts it to steps of a row program, `torch_expansion` computes
-it on tensors.
+Kernels and references use the same expansion: `rows.emitter` converts it to steps of a row program, `torch_expansion`
+computes it on tensors.
 """
 
 import enum

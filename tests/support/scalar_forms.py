@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from graphfuse.codegen import declared
+from graphfuse.codegen import declarations
 from graphfuse.codegen.expressions import expression
 from graphfuse.codegen.render import render
 from graphfuse.ops import OPS
@@ -47,7 +47,7 @@ TERMS = {
 
 def source(function: str) -> str:
     """`function` for each case i, with {i} and {form}, that of a[k] and b[k], and of 0 and 1 in turns."""
-    text = [f'#include "graphfuse/{name}"' for name in ("simt.cuh", *declared.HEADERS)]
+    text = [f'#include "graphfuse/{name}"' for name in ("simt.cuh", *declarations.HEADERS)]
     for i, (op, attributes) in enumerate(CASES):
         operands = tuple((port.name, Load(number)) for number, port in enumerate(op.inputs))
         form = expression(
