@@ -8,9 +8,9 @@ from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
-from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched
 from graphfuse.patterns.roles import ROLES
+from graphfuse.patterns.sections import Section
 from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.clamping import clamped
 from graphfuse.rows.contraction import contracted, factors
@@ -82,21 +82,21 @@ class Builder:
     def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""
         values, varies = self.values, self._varying()
-        pieces = {t: self._pieces(t) for t in varies}
-        every = [piece for found in pieces.values() for piece in found]
-        numbers = list(dict.fromkeys(number for piece in every for number in piece.place.numbers))
+        sections = {t: self._sections(t) for t in varies}
+        every = [section for found in sections.values() for section in found]
+        numbers = list(dict.fromkeys(number for section in every for number in section.place.numbers))
         chosen = [self.axes.tensor(number) for number in numbers]
-        alone = {axis for piece in every for axis in piece.place.axes}
-        varying = [piece.tensor for t, extent in varies.items() if extent.rows for piece in pieces[t]]
+        alone = {axis for section in every for axis in section.place.axes}
+        varying = [section.tensor for t, extent in varies.items() if extent.rows for section in sections[t]]
         layout = RowLayout.of(self.axes, [*varying, *chosen], alone)
         plain = {w.tensor for w in values.stores if not w.amax and w.scales_of is None}
         views: dict[TensorId, View] = {}
         for t, extent in varies.items():
-            found = [layout.part(piece, extent, numbers) for piece in pieces[t]]
+            found = [layout.part(section, extent, numbers) for section in sections[t]]
             fault = next((part for part in found if isinstance(part, No)), None) or _type_fault(found)
             if fault is not None:
                 return fault
-            narrow = any(piece.unit == COLUMNS and not self._is_wide(piece.tensor) for piece in pieces[t])
+            narrow = any(section.unit == COLUMNS and not self._is_wide(section.tensor) for section in sections[t])
             if t in plain and extent.columns and narrow:
                 return No(f"{self.graph.tensors[t]} has fewer columns than the values that are written to it")
             views[t] = joined(found)
@@ -122,19 +122,19 @@ class Builder:
         for _, t in made_by.inputs if made_by is not None else ():
             yield from self._above(t)
 
-    def _pieces(self, t: TensorId) -> tuple[Piece, ...]:
+    def _sections(self, t: TensorId) -> tuple[Section, ...]:
         if t not in self.values.loaded:
             value = self.values.values.get(t)
             share = self.axes.shared(t) if value is not None and self._has_columns()(value) else 0
-            piece = Piece(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
-            return (self.matched.written(t, piece),)
+            section = Section(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
+            return (self.matched.written(t, section),)
         period = self.axes.repeated(t)
         unit = self.values.paired.get(t, EachColumnOfPart(period) if period else COLUMNS)
         return tuple(replace(p, unit=unit, tensor=self.axes.seen(p.tensor)) for p in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
-        pieces = self._pieces(list(self.values.loaded)[o.index])
-        return [(piece.place, piece.unit) for piece in pieces] == [(ROWS, COLUMNS)]
+        sections = self._sections(list(self.values.loaded)[o.index])
+        return [(section.place, section.unit) for section in sections] == [(ROWS, COLUMNS)]
 
     def _has_columns(self) -> Callable[[Operand], bool]:
         """Function that returns whether a value varies along a row."""

@@ -8,7 +8,7 @@ from graphfuse.base.enums import tensor_reordering
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import FrozenTensor, TensorId
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.places import Piece
+from graphfuse.patterns.sections import Section
 from graphfuse.rows.program import Extent
 from graphfuse.rows.views import View
 
@@ -46,13 +46,13 @@ class RowLayout:
         extents = tuple(math.prod(rows.dim[axis] for axis in group) for group in groups)
         return cls(rows, extents, tuple(map(tuple, groups)))
 
-    def part(self, piece: Piece, extent: Extent, numbers: Sequence[TensorId]) -> View | No:
-        """The view of a piece. numbers: tensors of the program's indices."""
-        found = self.view(piece.tensor, extent)
+    def part(self, section: Section, extent: Extent, numbers: Sequence[TensorId]) -> View | No:
+        """The view of a section. numbers: tensors of the program's indices."""
+        found = self.view(section.tensor, extent)
         if isinstance(found, No):
             return found
-        place = piece.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
-        return replace(found, offset=piece.offset, unit=piece.unit, place=place)
+        place = section.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
+        return replace(found, offset=section.offset, unit=section.unit, place=place)
 
     def view(self, tensor: FrozenTensor, extent: Extent) -> View | No:
         packed = merge((tensor.dim[a], tensor.stride[a]) for a in self.rows.columns)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from graphfuse.op_graph.ir import Node, TensorId
 from graphfuse.ops.collectives import ranks_of
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.places import Piece
 from graphfuse.patterns.role import Matched, Role
+from graphfuse.patterns.sections import Section
 from graphfuse.patterns.values import Values
 from graphfuse.rows.views import RankGroup
 
@@ -47,8 +47,8 @@ class Joining(Move):
             return False
         return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
 
-    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
-        a, b = (Piece(matched.axes.tensor(node.input(port))) for port in ("a", "b"))
+    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+        a, b = (Section(matched.axes.tensor(node.input(port))) for port in ("a", "b"))
         axis = _joined_axis(matched.axes, node)
         cut, end = a.tensor.dim[axis], matched.axes.dim[axis]
         return a.within(axis, 0, cut, end), b.within(axis, cut, end, end)
@@ -64,8 +64,8 @@ class AddingRanks(Move):
     def suits(self, axes: Axes, node: Node) -> bool:
         return axes.whole(node.output("output")) and not axes.sums
 
-    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
-        return (Piece(matched.axes.tensor(node.input("input"))).of_ranks(_group(matched, node)),)
+    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+        return (Section(matched.axes.tensor(node.input("input"))).of_ranks(_group(matched, node)),)
 
 
 def _group(matched: Matched, node: Node) -> RankGroup:
@@ -85,8 +85,8 @@ class GatheringRanks(Role):
         fit = axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
         return None if fit else _NOT_WRITTEN
 
-    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
-        return matched.written(node.input("input"), piece.of_ranks(_group(matched, node)))
+    def written(self, matched: Matched, node: Node, section: Section) -> Section:
+        return matched.written(node.input("input"), section.of_ranks(_group(matched, node)))
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         values.move(node.output("output"), node.input("input"))
@@ -103,9 +103,9 @@ class Gathering(Move):
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return isinstance(move, Slicing) and t == node.input("input")
 
-    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
-        (piece,) = matched.read(node.input("input"))
-        return (piece.chosen(matched.graph.tensors[node.input("index")]),)
+    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+        (section,) = matched.read(node.input("input"))
+        return (section.chosen(matched.graph.tensors[node.input("index")]),)
 
 
 class Slicing(Move):
@@ -136,14 +136,14 @@ class Slicing(Move):
         ((axis, first, end, step),) = cut
         return (axis, first, end) if axis in axes.axes and step == 1 and first < end else None
 
-    def read(self, matched: Matched, node: Node) -> tuple[Piece, ...]:
-        (piece,) = matched.read(node.input("input"))
+    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+        (section,) = matched.read(node.input("input"))
         starts, _, steps = zip(*node.attribute("slices"), strict=True)
-        return (piece.sliced(matched.graph.tensors[node.output("output")].dim, starts, steps),)
+        return (section.sliced(matched.graph.tensors[node.output("output")].dim, starts, steps),)
 
-    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
+    def written(self, matched: Matched, node: Node, section: Section) -> Section:
         axis, first, end = self.cut(matched.axes, node)
-        return piece.within(axis, first, end, matched.axes.dim[axis])
+        return section.within(axis, first, end, matched.axes.dim[axis])
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         values.move(node.output("output"), node.input("input"))
@@ -165,8 +165,8 @@ class Scattering(Role):
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
         return None if sliced or (axes.has_all(x) and not matched.ended(x)) else _NOT_WRITTEN
 
-    def written(self, matched: Matched, node: Node, piece: Piece) -> Piece:
-        return matched.written(node.input("input"), piece.chosen(matched.graph.tensors[node.input("index")]))
+    def written(self, matched: Matched, node: Node, section: Section) -> Section:
+        return matched.written(node.input("input"), section.chosen(matched.graph.tensors[node.input("index")]))
 
     def compute(self, values: Values, matched: Matched, node: Node) -> None:
         x = node.input("input")

@@ -11,7 +11,7 @@ from typing import ClassVar
 from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
 from graphfuse.ops import Expansion
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.places import Piece
+from graphfuse.patterns.sections import Section
 from graphfuse.patterns.values import Values
 
 
@@ -55,13 +55,13 @@ class Role:
         """True if matched nodes cannot read an output: it needs all rows, or exists only in its final form."""
         return self.final or any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
-    def read(self, matched: "Matched", node: Node) -> tuple[Piece, ...]:
-        """The pieces in memory that are read for a node's output."""
+    def read(self, matched: "Matched", node: Node) -> tuple[Section, ...]:
+        """The sections in memory that are read for a node's output."""
         raise NotImplementedError
 
-    def written(self, matched: "Matched", node: Node, piece: Piece) -> Piece:
-        """The written part of `piece`, the output of this node or of a move after it."""
-        return piece
+    def written(self, matched: "Matched", node: Node, section: Section) -> Section:
+        """The written part of `section`, the output of this node or of a move after it."""
+        return section
 
     def compute(self, values: Values, matched: "Matched", node: Node) -> None:
         """Adds the values and stores of a node."""
@@ -105,13 +105,13 @@ class Matched:
         node = self.made_by(t)
         return node is not None and self.role(node).ends(self.axes, node, t)
 
-    def read(self, t: TensorId) -> tuple[Piece, ...]:
-        """The pieces in memory that are read for a tensor: one, unless a matched node moves its rows. Their tensors may
+    def read(self, t: TensorId) -> tuple[Section, ...]:
+        """The sections in memory that are read for a tensor: one, unless a matched node moves its rows. Their tensors may
         still have the axes of the graph."""
         node = self.made_by(t)
-        return (Piece(self.graph.tensors[t]),) if node is None else self.role(node).read(self, node)
+        return (Section(self.graph.tensors[t]),) if node is None else self.role(node).read(self, node)
 
-    def written(self, t: TensorId, piece: Piece) -> Piece:
-        """The written part of `piece`, whose value is that of `t`."""
+    def written(self, t: TensorId, section: Section) -> Section:
+        """The written part of `section`, whose value is that of `t`."""
         node = self.made_by(t)
-        return piece if node is None else self.role(node).written(self, node, piece)
+        return section if node is None else self.role(node).written(self, node, section)
