@@ -21,16 +21,16 @@ class Axes:
         return f"rows along {'axes' if len(self.columns) > 1 else 'axis'} {axes} of {list(self.dim)}"
 
     def tensor(self, t: TensorId) -> FrozenTensor:
-        """A tensor of the graph as ``seen``."""
-        return self.seen(self.graph.tensors[t])
+        """A tensor of the graph as ``in_row_axes``."""
+        return self.in_row_axes(self.graph.tensors[t])
 
-    def seen(self, t: FrozenTensor) -> FrozenTensor:
+    def in_row_axes(self, t: FrozenTensor) -> FrozenTensor:
         """A tensor in terms of the axes of `dim`. A tensor of lower rank gets leading axes of extent 1.
 
         A tensor with an axis of parts, and one of columns of a part, has them merged into one. Its extent is the number
         of parts if columns are `shared`."""
         more = len(self.dim) - len(t.dim)
-        if more < 0 and self._has_parts(t):
+        if more < 0 and self._has_part_axis(t):
             return _with_whole_rows(t)
         if more <= 0:
             return t
@@ -62,37 +62,38 @@ class Axes:
         """True if a row runs along the last axis alone."""
         return self.columns == (len(self.dim) - 1,)
 
-    def parted(self, t: TensorId) -> bool:
+    def has_part_axis(self, t: TensorId) -> bool:
         """True if a tensor has an additional axis, for parts of rows."""
-        return self._has_parts(self.graph.tensors[t])
+        return self._has_part_axis(self.graph.tensors[t])
 
-    def _has_parts(self, t: FrozenTensor) -> bool:
+    def _has_part_axis(self, t: FrozenTensor) -> bool:
         return self.last and len(t.dim) == len(self.dim) + 1
 
     def part(self, t: TensorId) -> int:
         """Columns of a part, if a tensor has all parts of all rows; 0 otherwise."""
-        return self.graph.tensors[t].dim[-1] if self.parted(t) and self.tensor(t).dim == self.dim else 0
+        return self.graph.tensors[t].dim[-1] if self.has_part_axis(t) and self.tensor(t).dim == self.dim else 0
 
     def shared(self, t: TensorId) -> int:
         """Columns of a part, if a tensor has one element per part; 0 otherwise."""
         *_, count, columns = (0, *self.graph.tensors[t].dim)
         is_one = columns == 1 <= count < self.width and self.width % count == 0
         # A row may be one part. Scalars that broadcast have this shape, too, but no node makes them.
-        is_shared = self.parted(t) and is_one and (count > 1 or t in self.graph.producer)
+        is_shared = self.has_part_axis(t) and is_one and (count > 1 or t in self.graph.producer)
         return self.width // count if is_shared else 0
 
     def repeated(self, t: TensorId) -> int:
         """Columns of a part, if a tensor has the columns of one part, the same for all; 0 otherwise."""
         *_, count, columns = (0, *self.graph.tensors[t].dim)
-        is_repeated = self.parted(t) and count == 1 < columns < self.width and self.width % columns == 0
+        is_repeated = self.has_part_axis(t) and count == 1 < columns < self.width and self.width % columns == 0
         return columns if is_repeated else 0
 
     def of_all_parts(self, t: TensorId) -> bool:
         """True if a tensor with an axis of parts has one part, which broadcasts to all."""
-        return self.parted(t) and self.graph.tensors[t].dim[-2] == 1
+        return self.has_part_axis(t) and self.graph.tensors[t].dim[-2] == 1
 
     def has_rows(self, t: TensorId) -> bool:
-        """True if ``seen`` can give a tensor the axes of `dim`: if it has parts, one stride serves all columns."""
+        """True if ``in_row_axes`` can give a tensor the axes of `dim`: if it has parts, one stride serves all
+        columns."""
         return len(self.tensor(t).dim) == len(self.dim)
 
     def whole(self, t: TensorId) -> bool:

@@ -8,7 +8,7 @@ from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import FrozenTensor, Subgraph, TensorId
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.layout import RowLayout
-from graphfuse.patterns.role import Matched
+from graphfuse.patterns.role import PartialMatch
 from graphfuse.patterns.roles import ROLES
 from graphfuse.patterns.sections import Section
 from graphfuse.patterns.values import Values, Written
@@ -30,14 +30,14 @@ class Builder:
 
     def __init__(self, subgraph: Subgraph, axes: Axes):
         self.graph, self.subgraph, self.axes = subgraph.graph, subgraph, axes
-        self.matched = Matched(axes, frozenset(subgraph.node_ids), ROLES)
+        self.matched = PartialMatch(axes, frozenset(subgraph.node_ids), ROLES)
         self.nodes = [(node, ROLES[node.op_name]) for node in subgraph.nodes]
         self.values = Values(subgraph, axes.dim, axes.width)
         expanded = [(node, role.expansion) for node, role in self.nodes if role.expansion is not None]
         self.of_columns = {t for node, e in expanded for port in e.of_columns for t in self._above(node.input(port))}
         self.of_rows = [t for node, e in expanded for port, t in node.inputs if port in e.of_rows]
 
-    def made(self) -> tuple[tuple[int, ...], RowProgram] | No:
+    def build(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """Extents of the row axes, and the program; No if there is none."""
         for node, _ in self.nodes:
             if node.compute is not data_type.FLOAT:
@@ -51,7 +51,7 @@ class Builder:
                 return No(f"{t} has one value a part of a row and is read from memory; accepted: what the match makes")
             if t.by_value:
                 return No(f"{t} is passed by value; accepted where it varies over rows or columns: a tensor in memory")
-        return self._laid_out()
+        return self._program()
 
     def _compute(self) -> None:
         """Adds values, steps and stores of all nodes."""
@@ -79,7 +79,7 @@ class Builder:
         has_columns, as_fp8 = self._has_columns(), {w.value for w, dtype in values.element_stores if dtype in FP8}
         values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, as_fp8))
 
-    def _laid_out(self) -> tuple[tuple[int, ...], RowProgram] | No:
+    def _program(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""
         values, varies = self.values, self._varying()
         sections = {t: self._sections(t) for t in varies}
@@ -130,7 +130,7 @@ class Builder:
             return (self.matched.written(t, section),)
         period = self.axes.repeated(t)
         unit = self.values.paired.get(t, EachColumnOfPart(period) if period else COLUMNS)
-        return tuple(replace(p, unit=unit, tensor=self.axes.seen(p.tensor)) for p in self.matched.read(t))
+        return tuple(replace(p, unit=unit, tensor=self.axes.in_row_axes(p.tensor)) for p in self.matched.read(t))
 
     def _is_plain(self, o: Load) -> bool:
         sections = self._sections(list(self.values.loaded)[o.index])
@@ -158,7 +158,7 @@ class Builder:
         return found | dict.fromkeys((t for t, _ in values.sums), Extent(False, True))
 
     def _is_wide(self, tensor: FrozenTensor) -> bool:
-        """True if a tensor, as ``Axes.seen`` returns it, has all columns."""
+        """True if a tensor, as ``Axes.in_row_axes`` returns it, has all columns."""
         return all(tensor.dim[axis] == self.axes.dim[axis] for axis in self.axes.columns)
 
     def _varies(self, t: TensorId) -> Extent:

@@ -8,7 +8,7 @@ from graphfuse.base.enums import reduction_mode
 from graphfuse.op_graph.ir import FrozenGraph, Node, TensorId
 from graphfuse.ops import EXPANSIONS, OPS, REDUCTIONS, Expansion, quantize_axis
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.role import Matched, Role
+from graphfuse.patterns.role import PartialMatch, Role
 from graphfuse.patterns.values import Values, Written
 from graphfuse.rows.pairs import EachPair, Pairs
 from graphfuse.rows.program import SWAP
@@ -23,18 +23,18 @@ def _of_type(node: Node) -> str:
     return f"computes in {node.compute.name}; accepted: FLOAT"
 
 
-def _not_whole(matched: Matched, node: Node) -> str:
+def _not_whole(matched: PartialMatch, node: Node) -> str:
     return f"reads {matched.graph.tensors[node.input('input')]}, which has not all {matched.axes}"
 
 
-def _too_early(matched: Matched, t: TensorId) -> str:
+def _too_early(matched: PartialMatch, t: TensorId) -> str:
     return f"needs {matched.graph.tensors[t]}, which is not known before all rows are done"
 
 
 class Computing(Role):
     """A node whose inputs broadcast to the rows."""
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         axes, graph = matched.axes, matched.graph
         if node.compute is not data_type.FLOAT:
             return _of_type(node)
@@ -50,7 +50,7 @@ class Computing(Role):
                 return f"makes {graph.tensors[t]} of all rows, before they can go on"
         return self.unfit(matched, node)
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         """Reason why a node may not join, apart from those that hold for all computing nodes; None if it may."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class Computing(Role):
 class Pointwise(Computing):
     """A node whose output elements depend on one element of each input."""
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, output = matched.axes, node.output("output")
         if not axes.fits(output) or axes.repeated(output):
             return f"makes {matched.graph.tensors[output]}, which does not broadcast to {axes}"
@@ -71,23 +71,23 @@ class Pointwise(Computing):
         same = f"makes {matched.graph.tensors[output]}, the same for all rows, of which none writes it"
         return None if varies or matched.kept(output) else same
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         operands = tuple((port, values.operand(t)) for port, t in node.inputs)
         output = node.output("output")
         values.values[output] = values.step(Step(node.op_name, operands, node.attributes, values.rounded(output)))
 
 
-class Parting(Pointwise):
+class Reshaping(Pointwise):
     """A reshape that divides rows into parts, with an axis of their own, or merges the parts again."""
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, x, output = matched.axes, node.input("input"), node.output("output")
-        is_of_parts = axes.parted(x) is not axes.parted(output)
+        is_of_parts = axes.has_part_axis(x) is not axes.has_part_axis(output)
         if is_of_parts and axes.tensor(x).dim == axes.tensor(output).dim:
             return super().unfit(matched, node)
         return "does not divide rows along the last axis into parts"
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
         value, rounded = values.operand(x), values.rounded(output)
         if rounded is not None or output in values.subgraph.outputs:
@@ -98,14 +98,14 @@ class Parting(Pointwise):
 class Numbering(Pointwise):
     """A node that returns the column number of each element."""
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, x = matched.axes, node.input("input")
         axis = node.attribute("axis") - len(axes.graph.tensors[x].dim) + len(axes.dim)
-        if axes.parted(x) or axes.columns != (axis,):
+        if axes.has_part_axis(x) or axes.columns != (axis,):
             return f"numbers elements along axis {axis}, and not the columns of {axes}"
         return super().unfit(matched, node)
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         output = node.output("output")
         values.values[output] = values.step(Step("identity", (("input", Column()),), (), values.rounded(output)))
 
@@ -136,7 +136,7 @@ class Expanding(Computing):
         shapes = {port: graph.tensors[t].dim for port, t in node.inputs}
         return self.expansion.columns(shapes, dict(node.attributes))
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes = matched.axes
         if sum(matched.role(axes.graph.nodes[i]).expansion is not None for i in matched.inside) >= MOST_NORMS:
             return f"is a norm or softmax more than the {MOST_NORMS} that a kernel has"
@@ -159,7 +159,7 @@ class Expanding(Computing):
     def reduces(self, axes: Axes, node: Node) -> bool:
         return True
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         operands = NodeOperands(self.expansion, values, node)
         with values.of_parts(self._part(matched.axes, node)):
             made = self.expansion.of(values, operands, dict(node.attributes))
@@ -174,12 +174,12 @@ class Expanding(Computing):
                 values.make(t, value)
 
 
-class Drawing(Expanding):
+class RandomExpanding(Expanding):
     """A node that computes each element separately, with a random number for it."""
 
     alone = True
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, dim = matched.axes, matched.graph.tensors[node.input("input")].dim
         of_all = dim == axes.dim and self.columns(axes.graph, node, dim) == axes.columns
         return None if of_all else f"draws a number for each element of {list(dim)}, and they work on {axes}"
@@ -203,7 +203,7 @@ class Reducing(Computing):
         known = (rows or len(columns) == 1) and all(dim[axis] for axis in columns)
         return columns if known and columns and REDUCTIONS[node.attribute("mode")].in_rows else None
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, mode, made = matched.axes, node.attribute("mode"), matched.graph.tensors[node.output("output")]
         if not axes.whole(node.input("input")) and not self._reduces_parts(axes, node):
             return _not_whole(matched, node)
@@ -231,7 +231,7 @@ class Reducing(Computing):
     def ends(self, axes: Axes, node: Node, t: TensorId) -> bool:
         return not self.reduces(axes, node) and not self._reduces_parts(axes, node)
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         x, output = node.input("input"), node.output("output")
         part = matched.axes.part(x)
         if self.reduces(matched.axes, node) or part:
@@ -251,10 +251,10 @@ class Quantizing(Computing):
     def columns(self, graph: FrozenGraph, node: Node, dim: tuple[int, ...]) -> tuple[int, ...]:
         return (node.attribute("axis"),)
 
-    def unfit(self, matched: Matched, node: Node) -> str | None:
+    def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         return None if matched.axes.whole(node.input("input")) else _not_whole(matched, node)
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         axes, axis = matched.axes, quantize_axis(matched.axes.dim, dict(node.attributes))
         if axis not in axes.columns[-1:]:
             columns = list(axes.columns)
@@ -272,7 +272,7 @@ class Turning(Role):
 
     starts = alone = True
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         axes, x = matched.axes, node.input("input")
         if node.compute is not data_type.FLOAT:
             return _of_type(node)
@@ -285,7 +285,7 @@ class Turning(Role):
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return regular
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         # Interleaved pairs are the same in parts as in rows.
         part = 0 if node.attribute("interleaved") else self.part(matched.axes, node)
         pairs = Pairs((part or matched.axes.width) // 2, node.attribute("interleaved"), part)
@@ -306,19 +306,19 @@ class Turning(Role):
 class Rotating(Turning):
     """A rotation of pairs of columns. Moves may choose the rows of its cosines and sines."""
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         made = [n for port in ("cos", "sin") if (n := matched.made_by(node.input(port))) is not None]
         if not all(matched.role(n).narrows for n in made):
             return f"reads cosines and sines that {made[0]} computes"
         cos, axes = node.input("cos"), matched.axes
-        if axes.parted(node.input("input")) and not axes.of_all_parts(cos):
+        if axes.has_part_axis(node.input("input")) and not axes.of_all_parts(cos):
             return f"reads {axes.graph.tensors[cos]}, which has other columns for each part of a row"
         return super().why_not(matched, node)
 
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return regular if t == node.input("input") else move.narrows
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         count, part = values.graph.tensors[node.input("cos")].dim[-1], self.part(matched.axes, node)
         pairs = Pairs(count, node.attribute("interleaved"), part)
         cos = values.pair(node.input("cos"), EachPair(pairs, 1.0))
@@ -330,11 +330,11 @@ class Rotating(Turning):
 
 COMPUTING: Mapping[str, Role] = {
     **{name: Pointwise() for name, op in OPS.items() if op.pointwise},
-    **{name: (Drawing if e.is_random else Expanding)(e) for name, e in EXPANSIONS.items()},
+    **{name: (RandomExpanding if e.is_random else Expanding)(e) for name, e in EXPANSIONS.items()},
     "block_scale_quantize": Quantizing(),
     "gen_index": Numbering(),
     "reduction": Reducing(),
-    "reshape": Parting(),
+    "reshape": Reshaping(),
     "rotate_pairs": Rotating(),
     "turn_pairs": Turning(),
 }

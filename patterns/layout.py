@@ -33,7 +33,7 @@ class RowLayout:
             return cls(rows, (0,), ((),))
         groups: list[list[int]] = []
         for axis in rows.axes:
-            if rows.dim[axis] == 1 and axis not in alone and not all(_tells(t, axis, rows) for t in varying):
+            if rows.dim[axis] == 1 and axis not in alone and not all(_is_row_stride(t, axis, rows) for t in varying):
                 continue
             extent, last = max(rows.dim[axis], 1), groups[-1][-1] if groups else None
             last = None if {axis, last} & {*alone} else last
@@ -51,7 +51,7 @@ class RowLayout:
         found = self.view(section.tensor, extent)
         if isinstance(found, No):
             return found
-        place = section.place.seen({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
+        place = section.place.in_program({axis: k for k, group in enumerate(self.groups) for axis in group}, numbers)
         return replace(found, offset=section.offset, unit=section.unit, place=place)
 
     def view(self, tensor: FrozenTensor, extent: Extent) -> View | No:
@@ -81,7 +81,7 @@ def _stride(tensor: FrozenTensor, axis: int, rows: Axes) -> int:
     return tensor.stride[axis] if tensor.dim[axis] == rows.dim[axis] else 0
 
 
-def _tells(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
+def _is_row_stride(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
     """True if the stride of an axis of extent 1 is meaningful: 0, or longer than a row. A shorter one is arbitrary."""
     return not tensor.stride[axis] or tensor.stride[axis] > sum(
         (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns

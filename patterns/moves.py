@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from graphfuse.op_graph.ir import Node, TensorId
 from graphfuse.ops.collectives import ranks_of
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.role import Matched, Role
+from graphfuse.patterns.role import PartialMatch, Role
 from graphfuse.patterns.sections import Section
 from graphfuse.patterns.values import Values
 from graphfuse.rows.views import RankGroup
@@ -20,7 +20,7 @@ _NOT_WRITTEN = "is given no whole rows that they write"
 class Move(Role):
     """A move of rows from memory to the nodes that read them. Its output is not written."""
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         made, graph = node.output("output"), matched.graph
         readers = matched.readers(made)
         if not readers or any(matched.made_by(t) for _, t in node.inputs):
@@ -47,7 +47,7 @@ class Joining(Move):
             return False
         return axes.fits(made) and axis in axes.axes and axes.tensor(made).dim[axis] == axes.dim[axis]
 
-    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+    def read(self, matched: PartialMatch, node: Node) -> tuple[Section, ...]:
         a, b = (Section(matched.axes.tensor(node.input(port))) for port in ("a", "b"))
         axis = _joined_axis(matched.axes, node)
         cut, end = a.tensor.dim[axis], matched.axes.dim[axis]
@@ -64,11 +64,11 @@ class AddingRanks(Move):
     def suits(self, axes: Axes, node: Node) -> bool:
         return axes.whole(node.output("output")) and not axes.sums
 
-    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+    def read(self, matched: PartialMatch, node: Node) -> tuple[Section, ...]:
         return (Section(matched.axes.tensor(node.input("input"))).of_ranks(_group(matched, node)),)
 
 
-def _group(matched: Matched, node: Node) -> RankGroup:
+def _group(matched: PartialMatch, node: Node) -> RankGroup:
     table = matched.graph.tensors[node.input("peers")]
     return RankGroup(table.id, node.attribute("rank"), ranks_of(table.dim[-1]))
 
@@ -78,17 +78,17 @@ class GatheringRanks(Role):
 
     starts = alone = final = True
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
         if matched.made_by(x) is None or matched.made_by(node.input("peers")) is not None or axes.sums:
             return _NOT_WRITTEN
         fit = axes.whole(x) and not matched.ended(x) and not matched.readers(node.output("output"))
         return None if fit else _NOT_WRITTEN
 
-    def written(self, matched: Matched, node: Node, section: Section) -> Section:
+    def written(self, matched: PartialMatch, node: Node, section: Section) -> Section:
         return matched.written(node.input("input"), section.of_ranks(_group(matched, node)))
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         values.move(node.output("output"), node.input("input"))
 
 
@@ -103,7 +103,7 @@ class Gathering(Move):
     def accepts(self, node: Node, t: TensorId, move: Role, regular: bool) -> bool:
         return isinstance(move, Slicing) and t == node.input("input")
 
-    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+    def read(self, matched: PartialMatch, node: Node) -> tuple[Section, ...]:
         (section,) = matched.read(node.input("input"))
         return (section.chosen(matched.graph.tensors[node.input("index")]),)
 
@@ -118,7 +118,7 @@ class Slicing(Move):
         # One element would be read as a scalar, at the beginning of the whole tensor instead of the slice.
         return axes.whole(made) or axes.fits(made) and axes.graph.tensors[made].elements > 1
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         if matched.made_by(node.input("input")) is None:
             return super().why_not(matched, node)
         written = all(isinstance(matched.role(n), Scattering) for n in matched.readers(node.output("output")))
@@ -136,16 +136,16 @@ class Slicing(Move):
         ((axis, first, end, step),) = cut
         return (axis, first, end) if axis in axes.axes and step == 1 and first < end else None
 
-    def read(self, matched: Matched, node: Node) -> tuple[Section, ...]:
+    def read(self, matched: PartialMatch, node: Node) -> tuple[Section, ...]:
         (section,) = matched.read(node.input("input"))
         starts, _, steps = zip(*node.attribute("slices"), strict=True)
         return (section.sliced(matched.graph.tensors[node.output("output")].dim, starts, steps),)
 
-    def written(self, matched: Matched, node: Node, section: Section) -> Section:
+    def written(self, matched: PartialMatch, node: Node, section: Section) -> Section:
         axis, first, end = self.cut(matched.axes, node)
         return section.within(axis, first, end, matched.axes.dim[axis])
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         values.move(node.output("output"), node.input("input"))
 
 
@@ -154,7 +154,7 @@ class Scattering(Role):
 
     starts = alone = final = True
 
-    def why_not(self, matched: Matched, node: Node) -> str | None:
+    def why_not(self, matched: PartialMatch, node: Node) -> str | None:
         x, axes = node.input("input"), matched.axes
         made_by = matched.made_by(x)
         if made_by is None or matched.made_by(node.input("index")) is not None or not axes.last:
@@ -165,10 +165,10 @@ class Scattering(Role):
         sliced = isinstance(role, Slicing) and role.cut(axes, made_by) is not None
         return None if sliced or (axes.has_all(x) and not matched.ended(x)) else _NOT_WRITTEN
 
-    def written(self, matched: Matched, node: Node, section: Section) -> Section:
+    def written(self, matched: PartialMatch, node: Node, section: Section) -> Section:
         return matched.written(node.input("input"), section.chosen(matched.graph.tensors[node.input("index")]))
 
-    def compute(self, values: Values, matched: Matched, node: Node) -> None:
+    def compute(self, values: Values, matched: PartialMatch, node: Node) -> None:
         x = node.input("input")
         made_by = matched.made_by(x)
         sliced = made_by is not None and isinstance(matched.role(made_by), Slicing)

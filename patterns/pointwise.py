@@ -12,7 +12,7 @@ from graphfuse.op_graph.ir import FrozenGraph, Node
 from graphfuse.ops import OPS
 from graphfuse.patterns import rows
 from graphfuse.patterns.axes import Axes
-from graphfuse.patterns.role import Matched
+from graphfuse.patterns.role import PartialMatch
 from graphfuse.patterns.roles import ROLES
 
 
@@ -35,7 +35,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
     def may_join(index: int, inside: frozenset[int]) -> bool:
         role = ROLES.get(graph.nodes[index].op_name)
-        return role is not None and not role.starts and Matched(axes, inside, ROLES).why_not(index) is None
+        return role is not None and not role.starts and PartialMatch(axes, inside, ROLES).why_not(index) is None
 
     def is_pointwise(index: int, inside: frozenset[int]) -> bool:
         return graph.nodes[index].op.pointwise and may_join(index, inside)

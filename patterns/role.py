@@ -35,7 +35,7 @@ class Role:
         sums = any(port.over_rows for port in node.op.outputs)
         return None if columns is None else Axes(graph, dim, columns, sums)
 
-    def why_not(self, matched: "Matched", node: Node) -> str | None:
+    def why_not(self, matched: "PartialMatch", node: Node) -> str | None:
         """Reason why a node may not join a match; None if it may. "They" in its text are the matched nodes."""
         raise NotImplementedError
 
@@ -55,20 +55,20 @@ class Role:
         """True if matched nodes cannot read an output: it needs all rows, or exists only in its final form."""
         return self.final or any(port.over_rows and node.output(port.name) == t for port in node.op.outputs)
 
-    def read(self, matched: "Matched", node: Node) -> tuple[Section, ...]:
+    def read(self, matched: "PartialMatch", node: Node) -> tuple[Section, ...]:
         """The sections in memory that are read for a node's output."""
         raise NotImplementedError
 
-    def written(self, matched: "Matched", node: Node, section: Section) -> Section:
+    def written(self, matched: "PartialMatch", node: Node, section: Section) -> Section:
         """The written part of `section`, the output of this node or of a move after it."""
         return section
 
-    def compute(self, values: Values, matched: "Matched", node: Node) -> None:
+    def compute(self, values: Values, matched: "PartialMatch", node: Node) -> None:
         """Adds the values and stores of a node."""
 
 
 @dataclass(frozen=True)
-class Matched:
+class PartialMatch:
     """The nodes that have joined a match so far, for roles. inside: their indices. roles: by op."""
 
     axes: Axes
@@ -106,8 +106,8 @@ class Matched:
         return node is not None and self.role(node).ends(self.axes, node, t)
 
     def read(self, t: TensorId) -> tuple[Section, ...]:
-        """The sections in memory that are read for a tensor: one, unless a matched node moves its rows. Their tensors may
-        still have the axes of the graph."""
+        """The sections in memory that are read for a tensor: one, unless a matched node moves its rows. Their tensors
+        may still have the axes of the graph."""
         node = self.made_by(t)
         return (Section(self.graph.tensors[t]),) if node is None else self.role(node).read(self, node)
 

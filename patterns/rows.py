@@ -15,7 +15,7 @@ from graphfuse.contract.match import Match, Pattern, Region, convex, neighbours,
 from graphfuse.op_graph.ir import FrozenGraph, Subgraph
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.builder import Builder
-from graphfuse.patterns.role import Matched
+from graphfuse.patterns.role import PartialMatch
 from graphfuse.patterns.roles import ROLES
 from graphfuse.rows.program import RowProgram
 
@@ -56,7 +56,7 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
 
     def grown(out: frozenset[int]) -> Iterator[frozenset[int]]:
         def may_join(i: int, inside: frozenset[int]) -> bool:
-            return i not in out and Matched(axes, inside, ROLES).why_not(i) is None
+            return i not in out and PartialMatch(axes, inside, ROLES).why_not(i) is None
 
         around = convex(graph, core, may_join)
         wide = convex(graph, around, may_join, axes.whole)
@@ -68,14 +68,14 @@ def grow(match: Match) -> Iterator[frozenset[int]]:
         yield from grown(frozenset(i for i, found in roles if found.reduces(axes, graph.nodes[i])))
         yield core
         return
-    beside = role.expansion.scalars | role.expansion.of_columns if role.expansion else ()
-    before = graph.above(t for port, t in center.inputs if port not in beside)
+    broadcast = role.expansion.scalars | role.expansion.of_columns if role.expansion else ()
+    before = graph.above(t for port, t in center.inputs if port not in broadcast)
     after = graph.below(t for _, t in center.outputs)
     forward = not axes.sums and role.expansion is not None
     norms = frozenset(i for i, found in roles if found.expansion and found.reduces(axes, graph.nodes[i])) - core
     first = before & norms if forward else frozenset()
-    theirs = first | before & _behind(graph, first)
-    for excluded in (theirs, theirs | norms, before | norms, after | theirs | norms):
+    of_first = first | before & _reachable(graph, first)
+    for excluded in (of_first, of_first | norms, before | norms, after | of_first | norms):
         yield from grown(excluded)
     yield core
 
@@ -91,7 +91,7 @@ def _without_ends(graph: FrozenGraph, nodes: frozenset[int]) -> frozenset[int]:
     return nodes
 
 
-def _behind(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
+def _reachable(graph: FrozenGraph, norms: frozenset[int]) -> frozenset[int]:
     """The nodes that depend on one of `norms`, and only through ops that may work on rows."""
     below = graph.below(t for i in norms for _, t in graph.nodes[i].outputs)
     others = {i for i in below if graph.nodes[i].op_name not in ROLES}
@@ -105,7 +105,7 @@ def facts(match: Match) -> RowFacts | No:
 
 def described(match: Match, axes: Axes) -> RowFacts | No:
     """Facts of a match on rows along these axes; No if there are none."""
-    made = Builder(match.subgraph, axes).made()
+    made = Builder(match.subgraph, axes).build()
     if isinstance(made, No):
         return made
     extents, program = made
@@ -120,7 +120,7 @@ def apart(region: Region, others: frozenset[int]) -> str | None:
 
 def apart_on(axes: Axes, inside: Subgraph, others: frozenset[int]) -> str | None:
     """Result of ``apart`` for nodes on rows along these axes."""
-    graph, matched = inside.graph, Matched(axes, frozenset(inside.node_ids), ROLES)
+    graph, matched = inside.graph, PartialMatch(axes, frozenset(inside.node_ids), ROLES)
     found = sorted(others & neighbours(graph, matched.inside, axes.whole))
     if not found:
         return f"they pass nothing on, and what both read has not all {axes}"

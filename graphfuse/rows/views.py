@@ -2,8 +2,8 @@
 
 A place serves reads and stores alike. Its kinds are `Place` itself, `Within`, `Indexed` and `OfRank`. Code generation,
 legality and launch arguments use only the methods of `Place`, whose defaults are for a tensor that has all rows. So a
-new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `seen` converts it to axes
-and indices of the program.
+new kind is one class. A pattern makes a place with axes of its match and tensors of numbers; `in_program` converts it
+to axes and indices of the program.
 
 Methods return C++. `name` is the kernel's parameter for the tensor's address; the place's parameters begin with it.
 In C++, `a` has the parameters, and `row` has the addresses of a row; `address` is one of these.
@@ -38,7 +38,7 @@ class Place:
         """The place limited to some of the rows."""
         return within
 
-    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
+    def in_program(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> "Place":
         """The place in terms of a program. axes: match axis -> row axis. numbers: tensors of the program's indices."""
         return self
 
@@ -110,7 +110,7 @@ class Within(Place):
     def following(self) -> tuple["View", ...]:
         return self.rest.parts if self.rest else ()
 
-    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
+    def in_program(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
         return replace(self, axis=axes.get(self.axis, 0))  # rows without columns have one axis
 
     def like(self, other: Place) -> bool:
@@ -168,8 +168,8 @@ class Indexed(Place):
     def only(self, within: Within) -> Place:
         return replace(self, of=within)
 
-    def seen(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
-        return replace(self, index=numbers.index(self.index), of=self.of.seen(axes, numbers))
+    def in_program(self, axes: Mapping[int, int], numbers: Sequence[TensorId]) -> Place:
+        return replace(self, index=numbers.index(self.index), of=self.of.in_program(axes, numbers))
 
     def like(self, other: Place) -> bool:
         return False

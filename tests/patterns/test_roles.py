@@ -68,7 +68,7 @@ def test_chosen_rows_may_be_those_of_a_part():
     assert parameters(place) == [("o0_row", 256), ("o0_count", 9), ("o0_first", 4), ("o0_end", 6)]
     assert place.kind == "are chosen by number" and (place.numbers, place.axes, place.strides) == ((2,), (1,), (128,))
     assert place.reach((9, 8), (0, 32)) == [(2, 32), (9, 128)]
-    assert place.seen({1: 0}, [7, 8, 2]) == Indexed(2, 128, 9, Within(0, 4, 6))
+    assert place.in_program({1: 0}, [7, 8, 2]) == Indexed(2, 128, 9, Within(0, 4, 6))
     assert place.settled("o0", "row.o0") == (
         "row.o0_there && row.o0 != nullptr ? gf::offset(row.o0, row.o0_far) : nullptr"
     )
