@@ -45,7 +45,7 @@ class Builder:
         self._compute()
         if self.values.faults:
             return self.values.faults[0]
-        self._shorten()
+        self._rewrite()
         for t in (self.graph.tensors[t] for t in self.values.loaded):
             if self.axes.shared(t.id):
                 return No(f"{t} has one value a part of a row and is read from memory; accepted: what the match makes")
@@ -63,21 +63,21 @@ class Builder:
             role.compute(self.values, self.matched, node)
             self.values.store_outputs(node)
 
-    def _shorten(self) -> None:
+    def _rewrite(self) -> None:
         """Removes, replaces and contracts steps."""
         values = self.values
-        values.shorten(pruned)
-        values.shorten(roundings_joined)
+        values.rewrite(pruned)
+        values.rewrite(roundings_joined)
         known = KnownOperands(self._has_columns(), lambda o: values.number(o) == 0, self._is_plain)
-        values.shorten(lambda steps, _: picked(steps, known, self.axes.width))
+        values.rewrite(lambda steps, _: picked(steps, known, self.axes.width))
         has_columns = self._has_columns()
         values.sums = [(t, factors(values.steps, o, has_columns)) for t, o in values.sums]
         values.steps = marked(clamped(values.steps, values.number), values.type_or_number, values.only_written)
         values.unbind()
-        values.shorten(pruned)
-        values.shorten(contracted)
+        values.rewrite(pruned)
+        values.rewrite(contracted)
         has_columns, as_fp8 = self._has_columns(), {w.value for w, dtype in values.element_stores if dtype in FP8}
-        values.shorten(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, as_fp8))
+        values.rewrite(lambda steps, read: divided(steps, read, has_columns, values.type_or_number, as_fp8))
 
     def _program(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """The program, with a view for each tensor in memory."""

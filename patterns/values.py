@@ -15,7 +15,7 @@ from graphfuse.rows.emitter import Emitter
 from graphfuse.rows.pairs import EachPair
 from graphfuse.rows.program import OF_PARTS, exchanges
 from graphfuse.rows.rounding import has_type
-from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Scalar, Shorter, Step
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Rewrite, Scalar, Step
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,18 @@ class Values(Emitter):
         written = self.subgraph.outputs
         self.stores += [Written(t, self.values[t]) for _, t in node.outputs if t in written and t in self.values]
 
-    def shorten(self, shorter: Callable[[Sequence[AnyStep], Iterable[Operand]], Shorter]) -> None:
-        """Applies `shorter` to the steps and to the operands that stores and sums read."""
+    def rewrite(self, rewriting: Callable[[Sequence[AnyStep], Iterable[Operand]], Rewrite]) -> None:
+        """Applies `rewriting` to the steps and to the operands that stores and sums read."""
         read = [w.value for w in self.stores] + [o for _, factors in self.sums for o in factors]
-        found = shorter(self.steps, read)
+        found = rewriting(self.steps, read)
         if found is None:
             return
-        steps, moved = found
+        steps, renames = found
         self.steps = list(steps)
-        left = ((t, o) for t, o in self.values.items() if o in moved or not isinstance(o, Chain))
-        self.values = {t: moved.get(o, o) for t, o in left}
-        self.stores = [replace(w, value=moved[w.value]) for w in self.stores]
-        self.sums = [(t, tuple(moved.get(o, o) for o in factors)) for t, factors in self.sums]
+        left = ((t, o) for t, o in self.values.items() if o in renames or not isinstance(o, Chain))
+        self.values = {t: renames.get(o, o) for t, o in left}
+        self.stores = [replace(w, value=renames[w.value]) for w in self.stores]
+        self.sums = [(t, tuple(renames.get(o, o) for o in factors)) for t, factors in self.sums]
 
     @property
     def element_stores(self) -> list[tuple[Written, data_type]]:

@@ -7,10 +7,10 @@ elsewhere, is not contracted; neither are sums with other products.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Shorter, Step, operands_of, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Load, Number, Operand, Reduce, Rewrite, Step, operands_of, renamed
 
 
-def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
+def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Rewrite:
     """The steps with contracted ones; None if there are none. read: values that stores and sums read."""
     readers = Counter(o for step in steps for _, o in step.operands)
     readers.update(read)
@@ -30,8 +30,8 @@ def contracted(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
                 break
     if len(made) == len(steps):
         return None
-    moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(made)}
-    return tuple(renamed(step, moved) for step in made.values()), moved
+    renames: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(made)}
+    return tuple(renamed(step, renames) for step in made.values()), renames
 
 
 def factors(

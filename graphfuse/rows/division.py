@@ -12,7 +12,7 @@ from dataclasses import replace
 from graphfuse.base.dtypes import SIXTEEN_BITS, data_type
 from graphfuse.rows.program import BELOW, DIVISOR, NARROW_QUOTIENT, QUOTIENT, REST, of_parts
 from graphfuse.rows.rounding import TypeOf, has_type
-from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Shorter, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Number, Operand, Rewrite, Step, renamed
 
 
 def divided(
@@ -21,7 +21,7 @@ def divided(
     has_columns: Callable[[Operand], bool],
     type_of: TypeOf,
     as_fp8: AbstractSet[Chain],
-) -> Shorter:
+) -> Rewrite:
     """The steps with reciprocals; None if nothing is divided.
 
     read: values that stores and sums read. has_columns: whether an operand varies along a row. as_fp8: values that are
@@ -30,7 +30,7 @@ def divided(
     if all(step.op_name != "div" for step in steps):
         return None
     made: list[AnyStep] = []
-    moved: dict[Operand, Operand] = {}
+    renames: dict[Operand, Operand] = {}
     reciprocals: dict[AnyStep, Operand] = {}
     shared = of_parts(steps, has_columns)
     readers = Counter([*(o for step in steps for _, o in step.operands), *read])
@@ -51,7 +51,7 @@ def divided(
         return only_written and few and steps[k].rounded in (None, data_type.BFLOAT16)
 
     for k, old in enumerate(steps):
-        step = renamed(old, moved)
+        step = renamed(old, renames)
         alone = [is_one(o) for _, o in old.operands]
         if isinstance(step, Step) and step.op_name == "div" and alone == [False, True]:
             (dividend, (_, divisor)), known = step.operands, type_of(old.operands[1][1])
@@ -65,8 +65,8 @@ def divided(
                 reciprocal = once(DIVISOR, b=divisor)
                 step = Step(QUOTIENT, (*step.operands, ("reciprocal", reciprocal)), (), step.rounded)
         made.append(step)
-        moved[Chain(k)] = Chain(len(made) - 1)
-    return tuple(made), moved
+        renames[Chain(k)] = Chain(len(made) - 1)
+    return tuple(made), renames
 
 
 def _factor(step: Step, divisor: data_type | float | None) -> float | None:

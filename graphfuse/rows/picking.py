@@ -18,7 +18,7 @@ from graphfuse.rows.steps import (
     Operand,
     Pick,
     Reduce,
-    Shorter,
+    Rewrite,
     Step,
     operands_of,
     renamed,
@@ -38,14 +38,14 @@ class KnownOperands:
     plain: Callable[[Load], bool]
 
 
-def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shorter:
+def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Rewrite:
     """The steps with such sums replaced by elements; None if there are none. Operands may have no readers left.
 
     columns: elements of a row."""
     if all(_chosen(steps, step, known)[0] is None for step in steps):
         return None
     made: list[AnyStep] = []
-    moved: dict[Operand, Operand] = {}
+    renames: dict[Operand, Operand] = {}
     alone: set[Operand] = set()  # values whose elements depend only on the same column of plain inputs
 
     def is_alone(o: Operand) -> bool:
@@ -64,18 +64,18 @@ def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shor
         done: dict[Operand, Operand] = {}
         loads = sorted((o for o in wanted if isinstance(o, Load)), key=lambda o: o.index)
         for o in (*loads, *(Chain(k) for k in range(last + 1) if Chain(k) in wanted)):
-            made.append(Pick(o, column) if isinstance(o, Load) else renamed(steps[o.index], moved | done))
+            made.append(Pick(o, column) if isinstance(o, Load) else renamed(steps[o.index], renames | done))
             done[o] = Chain(len(made) - 1)
 
     for k, old in enumerate(steps):
         value, column = _chosen(steps, old, known)
         if value is None or not is_alone(value):
-            made.append(renamed(old, moved))
+            made.append(renamed(old, renames))
             wide = [o for _, o in old.operands if known.wide(o)]
             if isinstance(old, Step) and old.op_name in OPS and wide and all(map(is_alone, wide)):
                 alone.add(Chain(k))
         else:
-            column = moved.get(column, column)
+            column = renames.get(column, column)
             element(value, column)
             found = Chain(len(made) - 1)
             if not isinstance(value, Load):  # it may be nonzero even if no column has the number
@@ -85,8 +85,8 @@ def picked(steps: Sequence[AnyStep], known: KnownOperands, columns: int) -> Shor
                 mask = step("cmp_eq", input=step("floor", input=nearest), comparison=column)
                 step("binary_select", input0=found, input1=Number(0.0), mask=mask)
             made[-1] = replace(made[-1], rounded=old.rounded)
-        moved[Chain(k)] = Chain(len(made) - 1)
-    return tuple(made), moved
+        renames[Chain(k)] = Chain(len(made) - 1)
+    return tuple(made), renames
 
 
 def _chosen(

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from graphfuse.rows.steps import AnyStep, Chain, Operand, Shorter, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Operand, Rewrite, renamed
 
 
-def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
+def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Rewrite:
     """The steps that are needed; None if all are. read: values that stores and sums read."""
     wanted = set(read)
     for k in reversed(range(len(steps))):
@@ -14,5 +14,5 @@ def pruned(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
     kept = [k for k in range(len(steps)) if Chain(k) in wanted]
     if len(kept) == len(steps):
         return None
-    moved: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(kept)}
-    return tuple(renamed(steps[k], moved) for k in kept), moved
+    renames: dict[Operand, Operand] = {Chain(old): Chain(new) for new, old in enumerate(kept)}
+    return tuple(renamed(steps[k], renames) for k in kept), renames

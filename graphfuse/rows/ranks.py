@@ -36,15 +36,15 @@ def over_ranks(program: RowProgram, rounded: Mapping[int, data_type | None]) -> 
             total = Chain(len(steps) - 1)
         sums[Load(number)] = total
     before = len(steps)
-    moved = sums | {Chain(k): Chain(k + before) for k in range(len(program.steps))}
+    renames = sums | {Chain(k): Chain(k + before) for k in range(len(program.steps))}
     stores = []
     for store in program.stores:
         written = views(store.view) if isinstance(store.view.place, OfRank) else [store.view]
-        stores += [replace(store, view=view, value=moved[store.value]) for view in written]
+        stores += [replace(store, view=view, value=renames[store.value]) for view in written]
     return replace(
         program,
         inputs=tuple(inputs),
-        steps=(*steps, *(renamed(step, moved) for step in program.steps)),
+        steps=(*steps, *(renamed(step, renames) for step in program.steps)),
         stores=tuple(stores),
-        sums=tuple(replace(s, factors=tuple(moved.get(o, o) for o in s.factors)) for s in program.sums),
+        sums=tuple(replace(s, factors=tuple(renames.get(o, o) for o in s.factors)) for s in program.sums),
     )

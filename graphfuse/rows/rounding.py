@@ -8,30 +8,30 @@ from dataclasses import replace
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
 from graphfuse.rows.program import SWAP
-from graphfuse.rows.steps import AnyStep, Chain, Operand, Shorter, Step, renamed
+from graphfuse.rows.steps import AnyStep, Chain, Operand, Rewrite, Step, renamed
 
 _BITS = {data_type.BFLOAT16: 8, data_type.HALF: 11}
 """Bits of the significand."""
 _LEAST_NORMAL = 2.0**-14
 
 
-def roundings_joined(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Shorter:
+def roundings_joined(steps: Sequence[AnyStep], read: Iterable[Operand]) -> Rewrite:
     """The steps with roundings merged into the steps that compute their operands, if nothing else reads these; None if
     there are none. read: values that stores and sums read."""
     readers = Counter([*(o for step in steps for _, o in step.operands), *read])
     made: list[AnyStep] = []
-    moved: dict[Operand, Operand] = {}
+    renames: dict[Operand, Operand] = {}
     for k, step in enumerate(steps):
         (_, value), *_ = step.operands
-        before = made[moved[value].index] if isinstance(value, Chain) and readers[value] == 1 else None
+        before = made[renames[value].index] if isinstance(value, Chain) and readers[value] == 1 else None
         rounds = isinstance(step, Step) and step.op_name == "identity" and step.rounded is not None
         if rounds and isinstance(before, Step) and before.op_name in OPS and before.rounded is None:
-            made[moved[value].index] = replace(before, rounded=step.rounded)
-            moved[Chain(k)] = moved[value]
+            made[renames[value].index] = replace(before, rounded=step.rounded)
+            renames[Chain(k)] = renames[value]
         else:
-            made.append(renamed(step, moved))
-            moved[Chain(k)] = Chain(len(made) - 1)
-    return (tuple(made), moved) if len(made) < len(steps) else None
+            made.append(renamed(step, renames))
+            renames[Chain(k)] = Chain(len(made) - 1)
+    return (tuple(made), renames) if len(made) < len(steps) else None
 
 
 TypeOf = Callable[[Operand], data_type | float | None]

@@ -116,7 +116,7 @@ class Pick:
 
 AnyStep = Step | Reduce | Pick
 
-Shorter = tuple[tuple[AnyStep, ...], dict[Operand, Operand]] | None
+Rewrite = tuple[tuple[AnyStep, ...], dict[Operand, Operand]] | None
 """New steps, and the new value for each old one; None if nothing changes."""
 
 
