@@ -20,7 +20,7 @@ from graphfuse.engines.torch_calls.call import TorchCall, TorchView, multiplied,
 from graphfuse.engines.torch_calls.sequences import LENGTHS, MOST, PARTS, SequenceBand, sequence_band, window
 from graphfuse.op_graph.ir import FrozenTensor, Node, Subgraph, packed_stride
 from graphfuse.ops import OFFSETS
-from graphfuse.ops.scores import PAGED, gathered, seen, within
+from graphfuse.ops.scores import PAGED, gathered, score_masks, within
 
 WIDEST = 256
 """Maximum number of columns of q, k and v."""
@@ -263,7 +263,7 @@ def _call(torch, options: SdpaOptions, x, scale: float, extra: bool, searched: b
     causal = options.band is not None and options.band.right is not None
     if options.band is not None:
         return _Call(x, None, None, causal, options.band, scale, extra)
-    masks = seen(torch, x, options.attributes, x["q"], x["k"].shape[2])
+    masks = score_masks(torch, x, options.attributes, x["q"], x["k"].shape[2])
     shift = _materialized(torch, x, masks.of_columns)
     # The bias masks columns alone, not rows after a sequence's end: so it is the same for all rows, and small.
     attending = masks.rows

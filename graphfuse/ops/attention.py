@@ -32,7 +32,7 @@ from graphfuse.ops.scores import PAGED, Scores, scored, within
 
 
 @dataclass(frozen=True)
-class RowsOfScores:
+class SoftmaxParts:
     """Intermediate values of a softmax of scores. Rows may be fully masked.
 
     largest: largest score of each row. nothing: whether it is -infinity. powers: exp(score - largest). summed: their
@@ -46,7 +46,7 @@ class RowsOfScores:
     total: object
 
 
-def softmaxed(t, s: Scores) -> RowsOfScores:
+def softmax_parts(t, s: Scores) -> SoftmaxParts:
     largest = s.scaled.amax(dim=-1, keepdim=True)
     if s.sink is not None:
         largest = t.maximum(largest, s.sink)
@@ -57,10 +57,10 @@ def softmaxed(t, s: Scores) -> RowsOfScores:
     summed = powers.sum(dim=-1, keepdim=True)
     if s.sink is not None:
         summed = summed + t.exp(s.sink - finite)
-    return RowsOfScores(largest, nothing, powers, summed, t.where(nothing, 1.0, summed))
+    return SoftmaxParts(largest, nothing, powers, summed, t.where(nothing, 1.0, summed))
 
 
-def statistics(t, a, s: Scores, soft: RowsOfScores) -> dict[str, object]:
+def statistics(t, a, s: Scores, soft: SoftmaxParts) -> dict[str, object]:
     """Outputs other than O."""
     stats = soft.largest + t.log(soft.total)
     return {
@@ -78,7 +78,7 @@ def kept(s: Scores, values):
 
 def _sdpa(t, x, a) -> dict[str, object]:
     s = scored(t, x, a)
-    soft = softmaxed(t, s)
+    soft = softmax_parts(t, s)
     made = t.matmul(kept(s, soft.powers), s.v) / soft.total
     return {"O": t.where(soft.nothing, 0.0, made), **statistics(t, a, s, soft)}
 
@@ -106,30 +106,30 @@ _GIVEN_GRADIENTS = {"dBias": "bias", "dSink_token": "sink_token"}
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class NarrowOperands:
     """Replacements of operands of gradients by values that are rounded to a narrow type.
 
     p, ds: rounding of probabilities, and of scaled gradients of scores.
-    twins: replacements of q, k and dO in products over rows, quantized along rows.
+    over_rows: replacements of q, k and dO in products over rows, quantized along rows.
     inner: replacements of o and dO in the sum of their products.
     """
 
     p: Callable[[object], object] = lambda values: values
     ds: Callable[[object], object] = lambda values: values
-    twins: Mapping[str, object] = field(default_factory=dict)
+    over_rows: Mapping[str, object] = field(default_factory=dict)
     inner: Mapping[str, object] = field(default_factory=dict)
 
 
-def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  # noqa: B008 - it never changes
+def gradients(t, x, a, narrowed: NarrowOperands = NarrowOperands()) -> dict[str, object]:  # noqa: B008 - it never changes
     """Outputs of a backward by port, and "dS", the gradients of scores times attn_scale."""
     s = scored(t, x, a)
-    rows = scored(t, {**x, **narrowed.twins}, a) if narrowed.twins else s
+    rows = scored(t, {**x, **narrowed.over_rows}, a) if narrowed.over_rows else s
     stats, nothing = x["stats"], x["stats"] == -float("inf")
     # Rows beyond a sequence's end attend to nothing, whatever their memory holds.
     nothing = nothing if s.rows is None else nothing | ~s.rows
     finite = t.where(nothing, 0.0, stats)
     p = t.where(nothing, 0.0, t.exp(s.scaled - finite))
-    loss, of_rows = (within(t, of["dO"], s.rows) for of in (x, {**x, **narrowed.twins}))
+    loss, of_rows = (within(t, of["dO"], s.rows) for of in (x, {**x, **narrowed.over_rows}))
     read = {**x, **narrowed.inner}
     inner = (within(t, read["dO"], s.rows) * within(t, read["o"], s.rows)).sum(dim=-1, keepdim=True)
     of_scores = p * (kept(s, t.matmul(loss, s.v.transpose(-1, -2))) - inner)
@@ -138,8 +138,8 @@ def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  #
     made = {
         "dS": scaled,
         "dQ": t.matmul(ds, rows.k),
-        "dK": of_heads(t.matmul(ds.transpose(-1, -2), rows.q), x["k"]),
-        "dV": of_heads(t.matmul(narrowed.p(kept(s, p)).transpose(-1, -2), of_rows), x["v"]),
+        "dK": sum_shared_heads(t.matmul(ds.transpose(-1, -2), rows.q), x["k"]),
+        "dV": sum_shared_heads(t.matmul(narrowed.p(kept(s, p)).transpose(-1, -2), of_rows), x["v"]),
     }
     if "bias" in x:
         made["dBias"] = of_scores.sum_to_size(x["bias"].shape)
@@ -149,7 +149,7 @@ def gradients(t, x, a, narrowed: Narrowed = Narrowed()) -> dict[str, object]:  #
     return made | _dumped(s.kept)
 
 
-def of_heads(grad, of):
+def sum_shared_heads(grad, of):
     """The sum over the heads of q that share a head of k or v."""
     return grad.unflatten(1, (of.shape[1], -1)).sum(dim=2)
 
@@ -166,7 +166,7 @@ def _gradient(port: str, p: Pullback):
 
 
 def _all_gradients(p: Pullback):
-    told = {a.name for a in (*MASKS, *TOTALS)} & p.attributes.keys()
+    names = {a.name for a in (*MASKS, *TOTALS)} & p.attributes.keys()
     o = p["O"]
 
     def rounded(t):
@@ -177,7 +177,7 @@ def _all_gradients(p: Pullback):
     read = {port: p[port] for port in sorted(p.given)}
     read |= {port: rounded(read[port]) for port in _LEARNED}
     read |= {"o": o, "dO": rounded(p.whole("O")), "stats": p["Stats"]}
-    return p.graph.sdpa_backward(**read, **{name: p.attributes[name] for name in told})
+    return p.graph.sdpa_backward(**read, **{name: p.attributes[name] for name in names})
 
 
 NOT_OFFERED = {

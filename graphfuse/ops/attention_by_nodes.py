@@ -65,7 +65,7 @@ class AttentionNodes:
     def product(self, a: object, b: object, name: str = "") -> Any:
         return self.graph.matmul(a, b, compute_data_type=self.compute, name=name)
 
-    def turned(self, t: object) -> Any:
+    def transposed(self, t: object) -> Any:
         """A tensor with its last two axes transposed."""
         return self.graph.transpose(t, permutation=[0, 1, 3, 2]).set_data_type(self.kind(t))
 
@@ -103,8 +103,8 @@ class AttentionNodes:
         if shared == 1:
             return grad
         batch, heads, rows, columns = t.get_dim()
-        apart = self.graph.reshape(grad.set_data_type(self.compute)).set_dim([batch, heads, shared, rows, columns])
-        total = self.node("reduction", apart.set_data_type(self.compute), mode=reduction_mode.ADD)
+        divided = self.graph.reshape(grad.set_data_type(self.compute)).set_dim([batch, heads, shared, rows, columns])
+        total = self.node("reduction", divided.set_data_type(self.compute), mode=reduction_mode.ADD)
         total.set_dim([batch, heads, 1, rows, columns]).set_data_type(self.kind(t))
         return self.graph.reshape(total)
 
@@ -115,7 +115,7 @@ class AttentionNodes:
         strides = packed_like(t.get_dim(), t.get_dim(), t.get_stride()) if t.get_stride() else None
         return made.set_stride(strides) if strides else made
 
-    def called(self, t: Any, port: str) -> Any:
+    def named(self, t: Any, port: str) -> Any:
         """A result with the name that the replaced node would give it, if that has a name."""
         return t.set_name(f"{self.name}::{port}") if self.name else t
 
@@ -138,7 +138,7 @@ class AttentionNodes:
 
     def scores(self) -> Any:
         """The input of softmax."""
-        made = self.product(self.inputs["q"], self.turned(self.repeated("k"))).set_data_type(self.compute)
+        made = self.product(self.inputs["q"], self.transposed(self.repeated("k"))).set_data_type(self.compute)
         made = self.node("mul", made, self.scale) if "attn_scale" in self.inputs else made
         made = self.node("add", made, self.inputs["bias"]) if "bias" in self.inputs else made
         return self.by_function("score_mod", made)
@@ -153,11 +153,11 @@ def forward(*given: Any) -> list[Any]:
     scores = nodes.scores()
     stats = nodes.node("logsumexp", scores, axis=3)
     weights = nodes.factor(nodes.weights(scores, stats))
-    made = nodes.called(nodes.product(weights, nodes.repeated("v"), nodes.name), "O")
+    made = nodes.named(nodes.product(weights, nodes.repeated("v"), nodes.name), "O")
     if not makes_stats(nodes.attributes):
         return [made, None]
     dim = [*nodes.inputs["q"].get_dim()[:3], 1]
-    return [made, nodes.called(stats, "Stats").set_dim(dim).set_stride(packed_stride(dim))]
+    return [made, nodes.named(stats, "Stats").set_dim(dim).set_stride(packed_stride(dim))]
 
 
 def backward(*given: Any) -> list[Any]:
@@ -170,13 +170,13 @@ def backward(*given: Any) -> list[Any]:
         )
     q, loss = nodes.inputs["q"], nodes.inputs["dO"]
     weights = nodes.weights(nodes.scores(), nodes.inputs["stats"])
-    of_weights = nodes.product(loss, nodes.turned(nodes.repeated("v"))).set_data_type(nodes.compute)
+    of_weights = nodes.product(loss, nodes.transposed(nodes.repeated("v"))).set_data_type(nodes.compute)
     of_scores = nodes.by_function("score_mod_bprop", nodes.node("softmax_backward", of_weights, weights, axis=3))
     of_scores = nodes.node("mul", of_scores, nodes.scale) if "attn_scale" in nodes.inputs else of_scores
     of_scores, weights = nodes.factor(of_scores), nodes.factor(weights)
     made = {
         "q": nodes.product(of_scores, nodes.repeated("k"), nodes.name),
-        "k": nodes.summed(nodes.product(nodes.turned(of_scores), q), "k"),
-        "v": nodes.summed(nodes.product(nodes.turned(weights), loss), "v"),
+        "k": nodes.summed(nodes.product(nodes.transposed(of_scores), q), "k"),
+        "v": nodes.summed(nodes.product(nodes.transposed(weights), loss), "v"),
     }
-    return [nodes.called(nodes.like(grad, port), f"d{port.upper()}") for port, grad in made.items()]
+    return [nodes.named(nodes.like(grad, port), f"d{port.upper()}") for port, grad in made.items()]

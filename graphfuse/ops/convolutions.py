@@ -79,18 +79,18 @@ def _convolved(x: Shape, w: Shape, attributes: Attributes, image: str = "image",
 
 
 def _dgrad_shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    dx, w = _said(wanted, "DX", "image"), shapes["filter"]
+    dx, w = _required_shape(wanted, "DX", "image"), shapes["filter"]
     _check_loss(shapes["loss"], _convolved(dx, w, attributes, "DX", "filter"), f"DX {list(dx)}, filter {list(w)}")
     return {"DX": dx}
 
 
 def _wgrad_shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    dw, x = _said(wanted, "DW", "weight"), shapes["image"]
+    dw, x = _required_shape(wanted, "DW", "weight"), shapes["image"]
     _check_loss(shapes["loss"], _convolved(x, dw, attributes, "image", "DW"), f"image {list(x)}, DW {list(dw)}")
     return {"DW": dw}
 
 
-def _said(wanted: Mapping[str, Shape], port: str, of: str) -> Shape:
+def _required_shape(wanted: Mapping[str, Shape], port: str, of: str) -> Shape:
     if port not in wanted:
         raise GraphValidationError(
             f"{port} has no dim, and {of}s of several shapes fit the others: call set_dim on it with {of}'s"
@@ -120,23 +120,23 @@ def _padded(t, image, a: Attributes):
     return t.nn.functional.pad(image, [n for pair in reversed([*sides]) for n in pair])
 
 
-def _turned(values, a: Attributes):
+def _flipped(values, a: Attributes):
     """Values by tap, flipped in mode CONVOLUTION."""
-    turned = a["convolution_mode"] is convolution_mode.CONVOLUTION
-    return values.flip(*range(2, values.dim())) if turned else values
+    flipped = a["convolution_mode"] is convolution_mode.CONVOLUTION
+    return values.flip(*range(2, values.dim())) if flipped else values
 
 
-def _seen(taps: Sequence[int], made: Sequence[int], a: Attributes) -> Iterator[tuple[tuple, tuple]]:
+def _tap_indices(taps: Sequence[int], made: Sequence[int], a: Attributes) -> Iterator[tuple[tuple, tuple]]:
     """(index of a tap, index of the elements of the padded image that it is multiplied with) for each tap.
 
     made: spatial extents of the result."""
     for tap in itertools.product(*map(range, taps)):
         firsts = [at * dilation for at, dilation in zip(tap, a["dilation"], strict=True)]
-        seen = [
+        covered = [
             slice(first, first + stride * (count - 1) + 1, stride)
             for first, count, stride in zip(firsts, made, a["stride"], strict=True)
         ]
-        yield (..., *tap), (..., *seen)
+        yield (..., *tap), (..., *covered)
 
 
 def _grouped(values, groups: int):
@@ -153,10 +153,10 @@ def _fprop(t, x, a) -> dict[str, object]:
         (extent - dilation * (count - 1) - 1) // stride + 1
         for extent, count, stride, dilation in zip(padded.shape[2:], taps, a["stride"], a["dilation"], strict=True)
     ]
-    weight, count = _grouped(_turned(weight, a), groups), math.prod(out)
+    weight, count = _grouped(_flipped(weight, a), groups), math.prod(out)
     total = image.new_zeros(batch, groups, made // groups, count)
-    for tap, seen in _seen(taps, out, a):
-        total += multiplied(t, weight[tap], padded[seen].reshape(batch, groups, per_group, count))
+    for tap, covered in _tap_indices(taps, out, a):
+        total += multiplied(t, weight[tap], padded[covered].reshape(batch, groups, per_group, count))
     return {"Y": total.reshape(batch, made, *out)}
 
 
@@ -165,14 +165,14 @@ def _dgrad(t, x, a) -> dict[str, object]:
     batch, channels, *extents = a["dim"]
     per_group, taps, out = weight.shape[1], weight.shape[2:], loss.shape[2:]
     groups = channels // per_group
-    weight = _grouped(_turned(weight, a), groups)
+    weight = _grouped(_flipped(weight, a), groups)
     loss = loss.reshape(batch, groups, -1, math.prod(out)) if loss.numel() else loss
     before = a["pre_padding"]
     wide = [sum(sides) for sides in zip(before, extents, a["post_padding"], strict=True)]
     padded = loss.new_zeros(batch, groups, per_group, *wide)
-    for tap, seen in _seen(taps, out, a) if loss.numel() else ():
+    for tap, covered in _tap_indices(taps, out, a) if loss.numel() else ():
         made = t.matmul(weight[tap].transpose(1, 2), loss)
-        padded[seen] += made.reshape(batch, groups, per_group, *out)
+        padded[covered] += made.reshape(batch, groups, per_group, *out)
     inner = [slice(first, first + extent) for first, extent in zip(before, extents, strict=True)]
     return {"DX": padded[(..., *inner)].reshape(a["dim"])}
 
@@ -185,10 +185,10 @@ def _wgrad(t, x, a) -> dict[str, object]:
     padded = _padded(t, image, a)
     loss = loss.transpose(0, 1).reshape(groups, made // groups, count)
     total = loss.new_zeros(groups, made // groups, per_group, *taps)
-    for tap, seen in _seen(taps, out, a):
-        rows = padded[seen].transpose(0, 1).reshape(groups, per_group, count)
+    for tap, covered in _tap_indices(taps, out, a):
+        rows = padded[covered].transpose(0, 1).reshape(groups, per_group, count)
         total[tap] = t.matmul(loss, rows.transpose(1, 2))
-    return {"DW": _turned(total.reshape(a["dim"]), a)}
+    return {"DW": _flipped(total.reshape(a["dim"]), a)}
 
 
 # A convolution is linear in image and weight, so the gradients of its gradients are convolutions, too.

@@ -9,11 +9,11 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.ops.attention import (
     NOT_OFFERED,
-    Narrowed,
+    NarrowOperands,
     gradients,
     kept,
     shapes_backward,
-    softmaxed,
+    softmax_parts,
     statistics,
 )
 from graphfuse.ops.attention_options import (
@@ -91,7 +91,7 @@ def _shapes(shapes: Mapping[str, Shape], attributes: Attributes, wanted) -> dict
 
 def _fp8(t, x, a) -> dict[str, object]:
     s = scored(t, _descaled(x, _READ), a)
-    soft = softmaxed(t, s)
+    soft = softmax_parts(t, s)
     p = kept(s, t.where(soft.nothing, 0.0, soft.powers / soft.total))
     made = t.matmul(_rounded(t, x, a, "scale_s", "descale_s", "q")(p), s.v)
     largest = {"Amax_S": _largest(t, p), "Amax_O": _largest(t, made)}
@@ -105,7 +105,7 @@ def _shapes_backward(shapes: Mapping[str, Shape], attributes: Attributes, wanted
 
 
 def _fp8_backward(t, x, a) -> dict[str, object]:
-    narrowed = Narrowed(
+    narrowed = NarrowOperands(
         p=_rounded(t, x, a, "scale_s", "descale_s", "q"), ds=_rounded(t, x, a, "scale_dP", "descale_dP", "dO")
     )
     made = gradients(t, _descaled(x, _BACKWARD_READ), a, narrowed)
@@ -167,15 +167,15 @@ def _dequantized(x, axes: Mapping[str, int]) -> dict[str, object]:
 
 def _mxfp8(t, x, a) -> dict[str, object]:
     s = scored(t, _dequantized(x, _AXES), a)
-    soft = softmaxed(t, s)
+    soft = softmax_parts(t, s)
     made = t.where(soft.nothing, 0.0, t.matmul(soft.powers, s.v) / soft.total)
     return {"O": made, "Amax_O": _largest(t, made), **statistics(t, a, s, soft)}
 
 
 def _mxfp8_backward(t, x, a) -> dict[str, object]:
     exact = _dequantized(x, _AXES_BACKWARD)
-    twins = {port: exact[f"{port}_T"] for port in ("q", "k", "dO")}
-    made = gradients(t, exact, a, Narrowed(twins=twins, inner={"o": x["o_f16"], "dO": x["dO_f16"]}))
+    over_rows = {port: exact[f"{port}_T"] for port in ("q", "k", "dO")}
+    made = gradients(t, exact, a, NarrowOperands(over_rows=over_rows, inner={"o": x["o_f16"], "dO": x["dO_f16"]}))
     return {**made, **{f"amax_{port}": _largest(t, made[port]) for port in _GRADIENTS}}
 
 

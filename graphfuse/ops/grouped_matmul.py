@@ -81,7 +81,7 @@ def _check_numbers(x: Mapping[str, Any], attributes: Attributes, room: Mapping[s
 def _grouped(t, x, a) -> dict[str, object]:
     token, weight, mode = x["token"][0], x["weight"], a["mode"]
     if mode is _MODE.GATHER:
-        token = _taken(t, token, x["token_index"].flatten().long())
+        token = _gathered_rows(t, token, x["token_index"].flatten().long())
     experts, rows = weight.shape[0], token.shape[0]
     groups = _groups(tuple(x["first_token_offset"].shape), experts)
     bounds = _bounds(t, x["first_token_offset"], groups, rows)
@@ -95,21 +95,23 @@ def _grouped(t, x, a) -> dict[str, object]:
     if mode in (_MODE.NONE, _MODE.GATHER):
         return {"output": made[None]}
     slots = (x["top_k_scores"].shape[1] if mode is _MODE.COMBINE else rows // a["top_k"]) * a["top_k"]
-    placed = _placed(t, made, numbers, bounds, x["token_index"].flatten(), x["token_ks"].flatten(), a["top_k"], slots)
+    placed = _scattered_rows(
+        t, made, numbers, bounds, x["token_index"].flatten(), x["token_ks"].flatten(), a["top_k"], slots
+    )
     if mode is _MODE.COMBINE:
         weighted = placed.unflatten(0, (-1, a["top_k"])) * x["top_k_scores"][0].unsqueeze(2)
         placed = weighted.sum(dim=1)
     return {"output": placed[None]}
 
 
-def _taken(t, token, index):
+def _gathered_rows(t, token, index):
     """Rows chosen by number; zeros for numbers of no row."""
     there = (index >= 0) & (index < token.shape[0])
     found = t.cat((token, token.new_zeros(1, token.shape[1])))
     return found[t.where(there, index, token.shape[0])]
 
 
-def _placed(t, made, numbers, bounds, index, slot, top_k: int, slots: int):
+def _scattered_rows(t, made, numbers, bounds, index, slot, top_k: int, slots: int):
     """Rows of groups at the positions of their tokens and slots; zeros at other positions."""
     index, slot = index.long(), slot.long()
     there = (index >= 0) & (index < slots // top_k) & (slot >= 0) & (slot < top_k)

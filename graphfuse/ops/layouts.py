@@ -19,9 +19,9 @@ def packed_like(dim: Sequence[int], shape: Sequence[int], stride: Sequence[int])
     if not len(shape) == len(stride) == len(dim):
         return packed_stride(dim)
     # Extents of 1 and broadcast axes do not determine the order: they keep their positions.
-    told = [axis for axis in range(len(dim)) if dim[axis] != 1 and stride[axis]]
-    ranked = iter(sorted(told, key=lambda axis: (-stride[axis], axis)))
-    return packed_stride(dim, [next(ranked) if axis in told else axis for axis in range(len(dim))])
+    ordered = [axis for axis in range(len(dim)) if dim[axis] != 1 and stride[axis]]
+    ranked = iter(sorted(ordered, key=lambda axis: (-stride[axis], axis)))
+    return packed_stride(dim, [next(ranked) if axis in ordered else axis for axis in range(len(dim))])
 
 
 def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:

@@ -20,7 +20,7 @@ def _transposed(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[
 
 
 def _transposed_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
-    return _apart(dim, tuple(inputs["input"][axis] for axis in attributes["permutation"]))
+    return _without_overlap(dim, tuple(inputs["input"][axis] for axis in attributes["permutation"]))
 
 
 def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
@@ -42,7 +42,7 @@ def _ranges(x: Shape, attributes: Attributes) -> tuple[range, ...]:
 
 def _sliced_strides(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
     steps = (1 if s.step is None else s.step.__index__() for s in attributes["slices"])
-    return _apart(dim, tuple(stride * step for stride, step in zip(inputs["input"], steps, strict=True)))
+    return _without_overlap(dim, tuple(stride * step for stride, step in zip(inputs["input"], steps, strict=True)))
 
 
 def _sliced_frozen(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> dict[str, object]:
@@ -57,7 +57,7 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
             f"reshape_mode is {mode}; accepted: {reshape_mode.LOGICAL}, which is the same for tensors that lie in "
             "row-major order without gaps"
         )
-    made = said(wanted)
+    made = required_shape(wanted)
     if math.prod(made) != math.prod(x):
         raise GraphValidationError(
             f"output must have as many elements as input, {math.prod(x)}, got {list(made)} with {math.prod(made)} "
@@ -66,7 +66,7 @@ def _reshaped(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
     return {"output": made}
 
 
-def said(wanted: Mapping[str, Shape]) -> Shape:
+def required_shape(wanted: Mapping[str, Shape]) -> Shape:
     """The output's shape, which the user must set. Raises GraphValidationError otherwise."""
     if "output" not in wanted:
         raise GraphValidationError("output has no dim, which nothing else says: call set_dim on it")
@@ -80,7 +80,7 @@ def with_dim(attributes: Attributes, inputs: Mapping[str, Shape], outputs) -> di
 
 
 def _expanded(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    x, made = shapes["input"], said(wanted)
+    x, made = shapes["input"], required_shape(wanted)
     if len(x) != len(made) or any(e not in (1, m) for e, m in zip(x, made, strict=True)):
         raise GraphValidationError(
             f"output must have input's rank, and its extents where they are not 1, got {list(made)} of input {list(x)}"
@@ -88,13 +88,13 @@ def _expanded(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mappi
     return {"output": made}
 
 
-def _apart(dim: Shape, strides: Stride) -> Stride:
+def _without_overlap(dim: Shape, strides: Stride) -> Stride:
     """`strides`, unless elements share an address, as in a broadcast input; then strides without gaps."""
     shared = any(extent > 1 and not stride for extent, stride in zip(dim, strides, strict=True))
     return packed_stride(dim) if shared else strides
 
 
-def _turned_back(p: Pullback) -> object:
+def _transposed_back(p: Pullback) -> object:
     order = p.attributes["permutation"]
     return p.graph.transpose(p.whole("output"), permutation=tuple(map(order.index, range(len(order)))))
 
@@ -135,7 +135,7 @@ TABLE = (
         strides=_transposed_strides,
         reference=lambda t, x, a: {"output": x["input"].permute(a["permutation"])},
         attributes=(Attribute("permutation", (int,), required=True, several=True),),
-        vjp={"input": _turned_back},
+        vjp={"input": _transposed_back},
     ),
     Op(
         "slice",

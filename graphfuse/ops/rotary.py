@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.base.wording import counted
-from graphfuse.ops.moves import said, with_dim
+from graphfuse.ops.moves import required_shape, with_dim
 from graphfuse.ops.op import Attribute, Attributes, Op, Port, Shape
 from graphfuse.ops.pullback import NUMBERS, NoRule, Pullback
 
@@ -43,7 +43,7 @@ def _gather_rows(t, x, a) -> dict[str, object]:
 
 
 def _scattered(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    x, index, made = shapes["input"], shapes["index"], said(wanted)
+    x, index, made = shapes["input"], shapes["index"], required_shape(wanted)
     if len({len(x), len(index), len(made)}) > 1 or len(x) < 2:
         raise GraphValidationError(
             f"input, index and output must have one rank, of 2 or more, got {list(x)}, {list(index)} and {list(made)}"
@@ -71,7 +71,7 @@ def _scatter_rows(t, x, a) -> dict[str, object]:
 
 
 def _added(shapes: Mapping[str, Shape], attributes: Attributes, wanted: Mapping[str, Shape]) -> dict[str, Shape]:
-    made = said(wanted)
+    made = required_shape(wanted)
     gathered = _gathered({"input": made, "index": shapes["index"]}, attributes, {})["output"]
     if shapes["input"] != gathered:
         raise GraphValidationError(
@@ -108,14 +108,14 @@ def _rotated(shapes: Mapping[str, Shape], attributes: Attributes, _) -> dict[str
 def _rotate_pairs(t, x, a) -> dict[str, object]:
     values, cos, sin = x["input"], x["cos"], -x["sin"] if a["inverse"] else x["sin"]
     pairs = cos.shape[-1]
-    turned, rest = values[..., : 2 * pairs], values[..., 2 * pairs :]
+    rotated, rest = values[..., : 2 * pairs], values[..., 2 * pairs :]
     if a["interleaved"]:
-        one, two = turned[..., ::2], turned[..., 1::2]
+        one, two = rotated[..., ::2], rotated[..., 1::2]
     else:
-        one, two = turned[..., :pairs], turned[..., pairs:]
+        one, two = rotated[..., :pairs], rotated[..., pairs:]
     made = one * cos - two * sin, two * cos + one * sin
-    turned = t.stack(made, dim=-1).flatten(-2) if a["interleaved"] else t.cat(made, dim=-1)
-    return {"output": t.cat((turned, rest), dim=-1)}
+    rotated = t.stack(made, dim=-1).flatten(-2) if a["interleaved"] else t.cat(made, dim=-1)
+    return {"output": t.cat((rotated, rest), dim=-1)}
 
 
 def _check_heads(port: str, x: Shape, freqs: Shape, columns: int) -> None:
@@ -206,9 +206,9 @@ def _rope(name: str, doc: str, given: str, made: Port, other: str, inverse: bool
         values, columns = x[given], a["rope_dim"]
         angles = x["freqs"][: values.shape[2], 0, 0, : columns // 2]
         how = {"interleaved": False, "inverse": inverse}
-        rest, turned = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
-        turned = _rotate_pairs(t, {"input": turned, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
-        return {made.name: t.cat((rest, turned), dim=-1) * a["output_scale"]}
+        rest, rotated = values[..., : values.shape[-1] - columns], values[..., values.shape[-1] - columns :]
+        rotated = _rotate_pairs(t, {"input": rotated, "cos": angles.cos(), "sin": angles.sin()}, how)["output"]
+        return {made.name: t.cat((rest, rotated), dim=-1) * a["output_scale"]}
 
     def back(p: Pullback) -> object:
         return getattr(p.graph, other)(p.whole(made.name), p["freqs"], **p.attributes)

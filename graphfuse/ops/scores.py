@@ -86,7 +86,7 @@ def _paged(t, pages, table, length: int):
 
 
 @dataclass(frozen=True)
-class SeenScores:
+class ScoreMasks:
     """Masks of scores, which broadcast with them. A score counts if it is True in all masks.
 
     rows, columns: whether they are within their sequence, [batch, 1, n, 1] each; None for all.
@@ -108,7 +108,7 @@ class SeenScores:
         return [*(() if self.rows is None else (self.rows,)), *self.of_columns]
 
 
-def seen(t, x, a, q, columns: int) -> SeenScores:
+def score_masks(t, x, a, q, columns: int) -> ScoreMasks:
     """Masks of scores, from the options `a` and the tensors of lengths and tiles in `x`."""
     rows, others = t.arange(q.shape[2], device=q.device)[:, None], t.arange(columns, device=q.device)
     ends = [lengths(x, of) for of in ("q", "kv")]
@@ -123,7 +123,7 @@ def seen(t, x, a, q, columns: int) -> SeenScores:
         None if left is None else beyond > -left,
         _tiles(t, x["block_mask"], rows // TILE, others // TILE) if "block_mask" in x else None,
     )
-    return SeenScores(inside, reached, tuple(mask for mask in shown if mask is not None))
+    return ScoreMasks(inside, reached, tuple(mask for mask in shown if mask is not None))
 
 
 def gathered(t, x, a) -> list[object]:
@@ -135,7 +135,7 @@ def gathered(t, x, a) -> list[object]:
 
 def scored(t, x, a) -> Scores:
     q, (k, v) = x["q"], gathered(t, x, a)
-    shown = seen(t, x, a, q, k.shape[2])
+    shown = score_masks(t, x, a, q, k.shape[2])
     q = within(t, q, shown.rows)
     k, v = (within(t, s, shown.columns).repeat_interleave(q.shape[1] // s.shape[1], dim=1) for s in (k, v))
     scores = t.matmul(q, k.transpose(-1, -2))
