@@ -56,7 +56,7 @@ def _method(op: Op, name: str, doc: str) -> str:
     parameters += [f"{p.name}: Tensor | float" for p in in_order[:optional]]
     parameters += [_late(p) for p in in_order[optional:]]
     parameters += [_attribute(a) for a in sorted(op.attributes, key=lambda a: not a.required)]
-    refused = {n: (f"{n}: {_NAMES.get(type(only), type(only).__name__)}", only) for n, only in op.unasked.items()}
+    refused = {n: (f"{n}: {_NAMES.get(type(only), type(only).__name__)}", only) for n, only in op.inert_options.items()}
     places = TRAILING.get(op.name, tuple(_TRAILING))
     parameters += [_TRAILING.get(n) or "{} = {!r}".format(*refused[n]) for n in places]
     keywords = [f"{text} = ..." for name, (text, _) in refused.items() if name not in places]

@@ -143,7 +143,7 @@ class _BackwardGraph:
         """Outputs that backward reads although it also reads everything that they are computed from, except reduced
         values."""
         found = (t for t in self.read if t in self.producers and not t.get_is_virtual() and t not in self.more)
-        found = (t for t in found if self.producers[t].op.recomputed and not _is_reduced(self.producers[t], t))
+        found = (t for t in found if self.producers[t].op.may_recompute and not _is_reduced(self.producers[t], t))
         sources = self._sources()
         return frozenset(t for t in found if sources[t] <= self.read.keys() - {t})
 
@@ -174,7 +174,7 @@ class _BackwardGraph:
             return False
         node = self.producers[t]
         fit = _is_reduced(node, t) if t.get_is_virtual() else t.get_data_type() in DIFFERENTIABLE
-        return fit or not node.op.recomputed
+        return fit or not node.op.may_recompute
 
     def _sources(self) -> Mapping[Tensor, frozenset[Tensor]]:
         """Kept tensors that each node's output is computed from, by output."""
@@ -183,7 +183,7 @@ class _BackwardGraph:
             made = [t for port, t in node.outputs.items() if port not in node.absent]
             read = [t for t in node.inputs.values() if t.value is None and not t.get_is_pass_by_value()]
             of = [frozenset((t,)) if self._is_kept(t) else found[t] for t in read]
-            statistics = [t for t in made if node.op.again and _is_reduced(node, t)]
+            statistics = [t for t in made if node.op.recompute and _is_reduced(node, t)]
             found |= dict.fromkeys(made, frozenset(statistics).union(*of))
         return found
 

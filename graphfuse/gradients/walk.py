@@ -145,7 +145,7 @@ class Walk:
             outputs=frozenset(node.outputs) - node.absent,
             value_of=lambda port: self.value(tensors[port]),
             dim_of=lambda port: tuple(tensors[port].get_dim()),
-            at_hand=lambda port: tensors[port] in self._values,
+            has_value=lambda port: tensors[port] in self._values,
             expand=self.expanded,
             drawn=self._drawn.setdefault(id(node), {}),
         )
@@ -167,8 +167,8 @@ class Walk:
         """Adds a copy of a node to `graph`, or only the nodes that `t` requires."""
         with self._computing_in(node.compute):
             (port,) = (port for port, made in node.outputs.items() if made is t)
-            if port in node.op.again and not (node.op.pointwise and self._chooses):
-                self._values[t] = node.op.again[port](self._pullback(node, {}, frozenset()))
+            if port in node.op.recompute and not (node.op.pointwise and self._chooses):
+                self._values[t] = node.op.recompute[port](self._pullback(node, {}, frozenset()))
                 return
             inputs = {port: self.value(made) for port, made in node.inputs.items()}
             getattr(self.graph, node.op.name)(**inputs, **node.attributes)

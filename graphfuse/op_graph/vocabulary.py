@@ -40,14 +40,18 @@ def _of_op(
     optional = next((i for i, p in enumerate(in_order) if p.optional), len(in_order))
     required = [a for a in op.attributes if a.required]
     rest = [a for a in op.attributes if not a.required]
-    defaults = {**trailing, **op.unasked}
+    defaults = {**trailing, **op.inert_options}
     placed = _placed(op.name, defaults, trailing)
     parameters = [
         *(inspect.Parameter(p.name, _POSITIONAL) for p in in_order[:optional]),
         *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in in_order[optional:]),
         *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
         *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in placed),
-        *(inspect.Parameter(name, _KEYWORD, default=only) for name, only in op.unasked.items() if name not in placed),
+        *(
+            inspect.Parameter(name, _KEYWORD, default=only)
+            for name, only in op.inert_options.items()
+            if name not in placed
+        ),
         *(inspect.Parameter(name, _KEYWORD, default=None) for name in (*op.tuples, *op.given, *op.by_name)),
     ]
     needed = [p.name for p in op.inputs if not p.optional]

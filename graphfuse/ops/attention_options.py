@@ -274,8 +274,8 @@ FORWARD = (
 BACKWARD = (*MASKS, Attribute("use_deterministic_algorithm", **_FLAG), *TOTALS)
 
 forward = partial(
-    Op, strides=layouts.row_major, absent=absent, frozen=frozen_forward, check=check_numbers, recomputed=False
+    Op, strides=layouts.row_major, absent=absent, frozen=frozen_forward, check=check_numbers, may_recompute=False
 )
 backward = partial(
-    Op, tuples=TUPLES_BACKWARD, frozen=frozen_backward, check=check_numbers, vjp=NO_SECOND, recomputed=False
+    Op, tuples=TUPLES_BACKWARD, frozen=frozen_backward, check=check_numbers, vjp=NO_SECOND, may_recompute=False
 )

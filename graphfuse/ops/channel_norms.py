@@ -198,7 +198,7 @@ TABLE = (
         absent=lambda attributes, inputs: frozenset() if inputs.issuperset(_RUNNING) else frozenset(_NEXT),
         not_offered=_PEERS,
         vjp=_OF_BATCHNORM | {"input": _of_batch} | dict.fromkeys(_RUNNING, _RUNNING_STATISTICS),
-        again=norms.AGAIN,
+        recompute=norms.RECOMPUTE,
     ),
     Op(
         "batchnorm_inference",

@@ -41,7 +41,7 @@ _over_ranks = partial(
     inputs=(Port("input"), Port("peers", numbers=True)),
     infer=_of_ranks,
     attributes=(Attribute("rank", (int,), required=True),),
-    recomputed=False,
+    may_recompute=False,
 )
 
 TABLE = (

@@ -216,7 +216,7 @@ _GRADIENT = (
     "are in the compute data type, FLOAT unless set, in an order that is not specified, and "
 )
 
-_convolution = partial(Op, strides=layouts.channels_last, attributes=_WINDOW, recomputed=False)
+_convolution = partial(Op, strides=layouts.channels_last, attributes=_WINDOW, may_recompute=False)
 
 TABLE = (
     _convolution(

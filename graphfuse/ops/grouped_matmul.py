@@ -175,7 +175,7 @@ TABLE = (
         vjp=NoRule(
             "its gradients are drawn by hand, by moe_grouped_matmul_bwd, and by itself of the weight transposed"
         ),
-        recomputed=False,
+        may_recompute=False,
     ),
     Op(
         "moe_grouped_matmul_bwd",
@@ -191,6 +191,6 @@ TABLE = (
         reference=_backward,
         check=_check_numbers,
         vjp=NO_SECOND,
-        recomputed=False,
+        may_recompute=False,
     ),
 )

@@ -71,7 +71,7 @@ def _normal(p: Pullback) -> object:
     return p.graph.mul(x, p["inv_variance"])
 
 
-def _again(p: Pullback) -> object:
+def _recomputed(p: Pullback) -> object:
     y = p.graph.mul(_normal(p), _weight(p, "scale")) if "scale" in p else _normal(p)
     return p.graph.add(y, _weight(p, "bias")) if "bias" in p else y
 
@@ -127,7 +127,7 @@ def gradients(
 
 _OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=lambda p: "bias" in p.asked and "scale" in p)
 OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
-AGAIN = {"Y": _again}
+RECOMPUTE = {"Y": _recomputed}
 TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}
 
 EPSILON, WEIGHTS = frozenset({"epsilon"}), frozenset({"scale", "bias"})
@@ -144,7 +144,7 @@ forward = functools.partial(
     attributes=(PHASE,),
     absent=shapes.norm_absent,
     order=shapes.LAYERNORM_ORDER,
-    again=AGAIN,
+    recompute=RECOMPUTE,
     training=TRAINING,
 )
 backward = functools.partial(

@@ -121,12 +121,12 @@ class Op:
     # Input port -> the rule that builds its gradient, or the reason why there is none. A single reason holds for all.
     vjp: Mapping[str, Rule | NoRule] | NoRule = UNKNOWN
     # Output port -> rule by which backward recomputes it from inputs and kept outputs, if not by the node itself.
-    again: Mapping[str, Rule] = field(default_factory=dict)
+    recompute: Mapping[str, Rule] = field(default_factory=dict)
     # Attributes that replace the user's in a node that is differentiated.
     training: Attributes = field(default_factory=dict)
     integers: bool = False  # whether nodes may compute in INT32, modulo 2^32
     chooses: tuple[str, ...] = ()  # inputs one of whose elements each output element is, perhaps with another sign
-    recomputed: bool = True  # whether backward may compute the node again
+    may_recompute: bool = True  # whether backward may compute the node again
     # Equivalent aten operators. Each is written as the operator's name and overload (with the prefix "graphfuse::" one
     # of graphfuse's), a space, then its parameters: "other:b" for one that is the port or attribute b, "alpha=1" for
     # one that must have this value. A parameter that is not listed must have its default.
@@ -138,7 +138,7 @@ class Op:
         return tuple(port.name for port in self.outputs if port.given)
 
     @cached_property
-    def unasked(self) -> Mapping[str, object]:
+    def inert_options(self) -> Mapping[str, object]:
         """Options that are not attributes, each with the value that has no effect."""
         own = {a.name for a in self.attributes}
         refused = {name: nothing for name, (nothing, _) in self.not_offered.items() if name not in own}

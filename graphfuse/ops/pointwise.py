@@ -19,7 +19,7 @@ def _pointwise(
     *attributes: Attribute,
     cost: Cost = Cost.FUNCTION,
     chooses: str = "",
-    again: Rule | None = None,
+    recompute: Rule | None = None,
     **more: Any,
 ) -> Op:
     """Entry of a pointwise op. inputs, chooses: names of ports. more: further fields of the entry."""
@@ -33,7 +33,7 @@ def _pointwise(
         cuda=cuda,
         cost=cost,
         chooses=tuple(chooses.split()),
-        again={} if again is None else {"output": again},
+        recompute={} if recompute is None else {"output": recompute},
         **more,
     )
 
@@ -85,11 +85,11 @@ def _function(name: str, doc: str, cuda: str, rule: Rule | NoRule, *, reference=
     )
 
 
-def _slope(of: str, doc: str, cuda: str, reference, *attributes: Attribute, note: str = "", again=NO_SECOND) -> Op:
-    """Entry of the gradient of a function of one number, from that of its result. again: rule of the gradient of this
+def _slope(of: str, doc: str, cuda: str, reference, *attributes: Attribute, note: str = "", second=NO_SECOND) -> Op:
+    """Entry of the gradient of a function of one number, from that of its result. second: rule of the gradient of this
     gradient with respect to the number."""
     name = f"{of}_backward"
-    vjp = {"loss": by_op(name), "input": again}
+    vjp = {"loss": by_op(name), "input": second}
     return _pointwise(name, doc, "loss input", cuda, reference, *attributes, note=note, vjp=vjp)
 
 
@@ -211,7 +211,7 @@ TABLE = (
             "a": lambda p: _over_b(p, p.grad),
             "b": lambda p: p.graph.neg(_over_b(p, p.graph.mul(p.grad, p["output"]))),
         },
-        again=lambda p: _over_b(p, p["a"]),
+        recompute=lambda p: _over_b(p, p["a"]),
         aten=("div.Tensor self:a other:b", "div.Scalar self:a other:b"),
     ),
     _pointwise(
@@ -422,7 +422,7 @@ TABLE = (
         _number("swish_beta", 1.0),
         note=_SIGMOID_NOTE,
         vjp={"input": by_output("swish_backward", _slope_of_swish)},
-        again=lambda p: p.graph.mul(p["input"], p.once(_opened)),
+        recompute=lambda p: p.graph.mul(p["input"], p.once(_opened)),
         aten=("silu.default self:input",),
     ),
     _pointwise(
@@ -474,7 +474,7 @@ TABLE = (
         "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
         references.relu_backward,
         *_CLIPS,
-        again=JUMPS,
+        second=JUMPS,
     ),
     _slope(
         "sigmoid",

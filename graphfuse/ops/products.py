@@ -75,6 +75,6 @@ TABLE = (
             "B": lambda p: p.graph.matmul(_transposed(p, "A"), p.whole("C")),
         },
         integers=True,
-        recomputed=False,
+        may_recompute=False,
     ),
 )

@@ -25,7 +25,7 @@ class Pullback:
     given: the input ports that are connected.
     outputs: the output ports that the node writes.
     value_of, dim_of: the value and the shape of a port.
-    at_hand: whether the backward graph already has the value of a port.
+    has_value: whether the backward graph already has the value of a port.
     expand: converts a gradient, or a number, to a tensor of a shape.
     drawn: results that rules share: output port -> its gradient in full shape; function -> its result (`once`).
     """
@@ -38,7 +38,7 @@ class Pullback:
     outputs: frozenset[str]
     value_of: Callable[[str], Any]
     dim_of: Callable[[str], Shape]
-    at_hand: Callable[[str], bool]
+    has_value: Callable[[str], bool]
     expand: Callable[[Any, Shape], Any]
     drawn: dict[Any, Any] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ def by_op(name: str) -> Rule:
 def by_output(name: str, slope: Callable[[Pullback], Any]) -> Rule:
     """Rule that multiplies the gradient by a slope of the output, if that is at hand; else `by_op`."""
     of_input = by_op(name)
-    return lambda p: p.graph.mul(p.grad, slope(p)) if p.at_hand("output") else of_input(p)
+    return lambda p: p.graph.mul(p.grad, slope(p)) if p.has_value("output") else of_input(p)
 
 
 def reciprocal(p: Pullback, value: Any) -> Any:

@@ -249,7 +249,7 @@ TABLE = (
         infer=_scattered,
         reference=_scatter_rows,
         vjp={"input": _scattered_back, "index": NUMBERS},
-        recomputed=False,  # the old values in memory are unknown
+        may_recompute=False,  # the old values in memory are unknown
     ),
     Op(
         "add_rows",

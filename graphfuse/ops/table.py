@@ -86,7 +86,7 @@ _TABLE = (
         ),
         not_offered=_GROUPS | {"transpose": (False, "transpose of Y and of scale, in nodes behind this one")},
         vjp=NoRule("quantization in blocks has no gradient"),
-        recomputed=False,
+        may_recompute=False,
     ),
 )
 

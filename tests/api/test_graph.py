@@ -177,7 +177,7 @@ def test_methods_have_the_tables_signature():
         placed = {p.name for p in op.inputs if not p.by_name} | {a.name for a in op.attributes}
         assert set(parameters[1 : -len(trailing)]) == placed
         others = [(n, p.default) for n, p in found.items() if n not in parameters]
-        refused = [(n, only) for n, only in op.unasked.items() if n not in trailing]
+        refused = [(n, only) for n, only in op.inert_options.items() if n not in trailing]
         assert others == refused + [(n, None) for n in (*op.tuples, *op.given, *op.by_name)]
         assert all(found[n].default == only for n, (only, _) in op.not_offered.items())
         assert getattr(graphfuse.pygraph, op.name).__doc__ == op.doc

@@ -151,7 +151,7 @@ class NormByColumns:
             norm.finish(d, d.scaled(normal, d.weight(zero_centred=norm.zero_centred), d.get("bias"), None))
 
         pulled = by_rule.Pulled(d, norm, draw)
-        (y,) = (node.outputs["Y"] for node in pulled.walk.forward.nodes if "Y" in node.op.again)
+        (y,) = (node.outputs["Y"] for node in pulled.walk.forward.nodes if "Y" in node.op.recompute)
         return pulled, y
 
 
