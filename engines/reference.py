@@ -4,7 +4,7 @@ import itertools
 
 from graphfuse.base import ragged, reordering, rounding
 from graphfuse.base.device import Device
-from graphfuse.base.dtypes import data_type, holding
+from graphfuse.base.dtypes import common_type, data_type
 from graphfuse.base.enums import heur_mode, tensor_reordering
 from graphfuse.base.errors import VariantPackError
 from graphfuse.contract import memory
@@ -80,7 +80,7 @@ def _check_numbers(facts: Subgraph, node: Node, inputs) -> None:
 
 def _moved(facts: Subgraph, node: Node) -> data_type:
     """The type that can hold the values that a node moves; the compute type of a node that moves none."""
-    return holding({facts.graph.tensors[node.input(port)].dtype for port in node.op.moved} or {node.compute})
+    return common_type({facts.graph.tensors[node.input(port)].dtype for port in node.op.moved} or {node.compute})
 
 
 def _rounded(torch, values, dtype: data_type, compute):

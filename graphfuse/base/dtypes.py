@@ -75,7 +75,7 @@ class data_type(enum.Enum, metaclass=Members):  # noqa: N801 - cuDNN's spelling
         return f"data_type.{self.name}"
 
 
-def holding(dtypes: set[data_type]) -> data_type:
+def common_type(dtypes: set[data_type]) -> data_type:
     """The type that represents all values of `dtypes`. INT64 with floats gives DOUBLE, which is exact up to 2^53."""
     if len(dtypes) == 1:
         return next(iter(dtypes))

@@ -36,8 +36,10 @@ def _within(plan: PhasePlan, pointer: Pointer, whole: bool = False) -> str:
     if view.swizzled:
         terms.append(f"gf::ScalesInTiles::row(index, {plan.columns // store.block_size})")
     elif pointer.of_blocks:
-        apart = pointer.apart("a.")
-        terms.append(f"thread / {(view.unit.part or store.block_size) // plan.piece}" + f" * {apart}" * (apart != "1"))
+        stride = pointer.scale_stride("a.")
+        terms.append(
+            f"thread / {(view.unit.part or store.block_size) // plan.piece}" + f" * {stride}" * (stride != "1")
+        )
     elif view.columns and not plan.across and not whole:
         terms.append(view.unit.offset(plan.piece, plan.nbytes_of(view)))
     found = f"a.{pointer.shared or pointer.name}"
@@ -53,13 +55,13 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     first = [p for p in pointers(plan) if p not in behind and not p.part and not _is_numbers(plan, p)]
     places = [copied.get(pointer.name) or address(plan, pointer) for pointer in first]
     assigned = [f"row.{pointer.name} = {address(plan, pointer)};" for pointer in behind]
-    spaced = [pointer.spaced for pointer in (*first, *behind) if pointer.spaced]
+    stride_parameters = [pointer.stride_parameter for pointer in (*first, *behind) if pointer.stride_parameter]
     picked = [pointer for pointer in first if not pointer.store and plan.program.picked_in(int(pointer.name[1:]))]
     yield ""
     yield "/// The addresses of one row as one of its threads sees it: of the thread's first piece."
     yield "struct Row {"
     yield from (f"  {pointer.ctype} {pointer.name};" for pointer in first)
-    yield from (f"  gf::i64 {name};" for name in spaced)
+    yield from (f"  gf::i64 {name};" for name in stride_parameters)
     yield from (f"  const void* whole_{pointer.name};  // of the first column" for pointer in picked)
     yield from ["  gf::i64 index;"] * plan.program.numbers_rows
     yield "  Index thread;"
@@ -73,7 +75,7 @@ def source(plan: PhasePlan, copied: Mapping[str, str]) -> Iterator[str]:
     yield f"GF_DEVICE Row row_of(const Arguments& a, RowIndex index, Index thread{stage}) {{"
     yield from axes(plan)
     whole = (_within(plan, pointer, whole=True) for pointer in picked)
-    made = [*places, *(f"a.{s}" for s in spaced), *whole, *["index"] * plan.program.numbers_rows]
+    made = [*places, *(f"a.{s}" for s in stride_parameters), *whole, *["index"] * plan.program.numbers_rows]
     made += ["thread", "index < RowIndex(a.rows)"]
     yield "  return {" + ", ".join(made) + "};"
     yield "}"

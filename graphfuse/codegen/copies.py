@@ -31,14 +31,14 @@ class Copied:
     pieces: bool
 
     @property
-    def apart(self) -> str:
+    def distances(self) -> str:
         """Template arguments: bytes of a piece, bytes of an access, and bytes between two accesses of a thread."""
         return f"{self.nbytes}, {self.width}, THREADS * {self.width}"
 
     @property
     def piece_read(self) -> str:
         """The piece of `row` that is `at` pieces after the thread's first, read from shared memory."""
-        return f"gf::load_apart<{self.apart}>(gf::offset(row.{self.name}, {self.step}))"
+        return f"gf::load_apart<{self.distances}>(gf::offset(row.{self.name}, {self.step}))"
 
     @property
     def step(self) -> str:
@@ -109,7 +109,7 @@ class Copies:
                 if pieces:
                     to = f"gf::offset({to}, {copied.step})"
                     source = f"gf::offset({source}, at * {copied.nbytes})"
-                yield f"  gf::copy_apart<{copied.apart}>({to}, {source});"
+                yield f"  gf::copy_apart<{copied.distances}>({to}, {source});"
         yield "}"
 
 

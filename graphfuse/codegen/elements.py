@@ -16,7 +16,7 @@ from graphfuse.rows.steps import Chain, Column, Join, Load, Operand, RowNumber, 
 
 def packed_type(plan: PhasePlan, o: Chain | Load) -> str:
     """C++ type of a piece of a packed value."""
-    elements = plan.taken(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
+    elements = plan.elements_of(plan.program.inputs[o.index]) if isinstance(o, Load) else plan.piece
     return f"gf::Bytes<{plan.dtype(o).nbytes(elements)}>"
 
 

@@ -78,15 +78,15 @@ class Pointer:
         return scales or self.view.unit.part > 0
 
     @property
-    def spaced(self) -> str | None:
+    def stride_parameter(self) -> str | None:
         """Name of the parameter with the stride of columns, or of block scales, in bytes; None if they are contiguous
         or in tiles."""
         scales = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
         return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
 
-    def apart(self, of: str = "") -> str:
+    def scale_stride(self, of: str = "") -> str:
         """Stride of block scales in bytes, in C++. of: prefix of the parameter's name."""
-        return f"{of}{self.spaced}" if self.spaced else str(self.view.dtype.nbytes(1))
+        return f"{of}{self.stride_parameter}" if self.stride_parameter else str(self.view.dtype.nbytes(1))
 
     @property
     def after(self) -> tuple["Pointer", ...]:
@@ -104,8 +104,10 @@ class Pointer:
         for name, axis in zip(self.strides, self.axes, strict=False):
             stride = self.view.row_strides[axis]
             yield self._distance(name, stride * self.view.dtype.bits // 8)
-        if self.spaced:
-            yield Parameter("gf::i64", self.spaced, Constant("int64", self.view.dtype.nbytes(self.view.column_stride)))
+        if self.stride_parameter:
+            yield Parameter(
+                "gf::i64", self.stride_parameter, Constant("int64", self.view.dtype.nbytes(self.view.column_stride))
+            )
 
     def _distance(self, name: str, value: int) -> Parameter:
         """The parameter of a stride or an extent. A 32-bit one needs one multiplication, a 64-bit one three."""
@@ -202,4 +204,4 @@ def later(plan: PhasePlan) -> tuple[Pointer, ...]:
         if end > _FIRST_LINE:
             behind.add(parameter.name)
     outputs = (p for p in pointers(plan) if p.store and not p.part)
-    return tuple(p for p in outputs if p.view.place.late or behind & {p.name, *p.strides, p.spaced})
+    return tuple(p for p in outputs if p.view.place.late or behind & {p.name, *p.strides, p.stride_parameter})

@@ -52,22 +52,22 @@ class PhasePlan:
         across rows, that saves nothing and takes registers."""
         return not self.across and (len(self.extents) > 1 or self.stages > 0)
 
-    def taken(self, view: View) -> int:
+    def elements_of(self, view: View) -> int:
         """Number of elements of a tensor for a piece; 1 if the tensor does not vary within a piece."""
         varies = view.row_strides[-1] != 0 if self.across else view.columns
-        return view.unit.taken(self.piece) if varies else 1
+        return view.unit.elements_of(self.piece) if varies else 1
 
     def unpack(self, view: View) -> str:
         """C++ function that converts the elements that are read for a piece to values."""
-        return "spread" if self.taken(view) < view.unit.taken(self.piece) else view.unit.unpack
+        return "spread" if self.elements_of(view) < view.unit.elements_of(self.piece) else view.unit.unpack
 
     def nbytes_of(self, view: View) -> int:
         """Bytes of the elements of a tensor for a piece."""
-        return view.dtype.nbytes(self.taken(view))
+        return view.dtype.nbytes(self.elements_of(view))
 
     def width(self, view: View) -> int:
         """Bytes of the accesses that read or write a piece."""
-        return min(access(part, self.taken(view), self.across) for part in view.parts)
+        return min(access(part, self.elements_of(view), self.across) for part in view.parts)
 
     def has_both(self, index: int) -> bool:
         """True if an input has an element per pair, and a thread has both columns of it."""
@@ -101,12 +101,12 @@ class PhasePlan:
         if not self.stages:
             return frozenset(Chain(k) for k in range(len(program.steps)) if self._is_narrower_again(k))
 
-        taken: list[int] = []  # operations from inputs to each step; 0 if others than arithmetic are among them
+        operations_to: list[int] = []  # operations from inputs to each step; 0 if others than arithmetic are among them
         for step in program.steps:
-            before = [taken[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
+            before = [operations_to[o.index] for _, o in step.operands if isinstance(o, Chain) and _varies(program, o)]
             light = cost_of(step) is Cost.ARITHMETIC and step.rounded is None and isinstance(step, Step)
-            taken.append(1 + sum(before) if light and all(before) else 0)
-        light = (Chain(k) for k, operations in enumerate(taken) if 0 < operations <= self.light)
+            operations_to.append(1 + sum(before) if light and all(before) else 0)
+        light = (Chain(k) for k, operations in enumerate(operations_to) if 0 < operations <= self.light)
         return frozenset([*light, *map(Load, range(len(program.inputs)))])
 
     def _is_narrower_again(self, k: int) -> bool:

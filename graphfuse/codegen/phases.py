@@ -76,7 +76,7 @@ def _repeats(view: View) -> bool:
 def _load(plan: PhasePlan, i: int, name: str, how: str, address: str) -> str:
     """A read of an input that may lack the row or these columns. name: prefix of the place's parameters."""
     view = plan.program.inputs[i]
-    ctype, elements = view.dtype.facts.ctype, plan.taken(view)
+    ctype, elements = view.dtype.facts.ctype, plan.elements_of(view)
     load = f"gf::load<{plan.nbytes_of(view)}, {how}>({address})"
     if exists := view.place.exists(name):
         load = f"gf::load_if<{ctype}, {elements}, {how}>({exists}, {address}, {literal(float('nan'))})"

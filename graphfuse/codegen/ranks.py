@@ -24,14 +24,14 @@ def declared(plan: PhasePlan) -> Iterator[str]:
     """Members of struct Row: distances to the memory of each rank."""
     for group in plan.program.groups:
         for rank in range(group.size):
-            yield f"  gf::i64 {_place(plan, group, rank).apart} = 0;  // bytes to the memory of that rank"
+            yield f"  gf::i64 {_place(plan, group, rank).distance} = 0;  // bytes to the memory of that rank"
 
 
 def located(plan: PhasePlan) -> Iterator[str]:
     """Statements that set these members."""
     for number, group in enumerate(plan.program.groups if _many(plan) else ()):
         for rank in range(group.size):
-            yield f"  row.{_place(plan, group, rank).apart} = {_table(plan, number)}.to({rank});"
+            yield f"  row.{_place(plan, group, rank).distance} = {_table(plan, number)}.to({rank});"
 
 
 def _place(plan: PhasePlan, group: RankGroup, rank: int) -> OfRank:

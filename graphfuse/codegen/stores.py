@@ -61,7 +61,7 @@ def _element(store: Store) -> str:
 def _scales(pointer: Pointer) -> str:
     if pointer.view.swizzled:
         return f"gf::ScalesInTiles{{row.{pointer.name}}}"
-    return f"gf::ScalesInRow{{row.{pointer.name}, {pointer.apart('row.')}}}"
+    return f"gf::ScalesInRow{{row.{pointer.name}, {pointer.scale_stride('row.')}}}"
 
 
 def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
@@ -74,9 +74,9 @@ def _piece(elements: Elements, number: int, store: Store) -> Iterator[str]:
             f"{_scales(Pointer(f'o{number}', store.view, store))}, row.thread, at, {array}, inside && {exists});"
         )
     elif part := store.view.unit.part:
-        apart = Pointer(f"o{number}", store.view, store).apart("row.")
+        stride = Pointer(f"o{number}", store.view, store).scale_stride("row.")
         yield (
-            f"    gf::store_part<{ctype}, {part // plan.piece}, ROW_WRITES>(row.o{number}, {apart}, row.thread, at, "
+            f"    gf::store_part<{ctype}, {part // plan.piece}, ROW_WRITES>(row.o{number}, {stride}, row.thread, at, "
             f"{array}[0], inside && {exists});"
         )
     elif store.block_size:

@@ -180,7 +180,7 @@ class Buffers(Protocol):
     def scalar(self, tensor: TensorId) -> float: ...
 
 
-class _Given:
+class _CallBuffers:
     """Buffers of one call. values: address or number by tensor. It only looks up, because each call makes one."""
 
     __slots__ = ("address", "scalar")
@@ -404,7 +404,7 @@ class HostEngine(Engine[FactsT, KnobsT]):
         touched = tuple(dict.fromkeys((*site.subgraph.inputs, *site.subgraph.outputs)))
 
         def call(stream: int, *values: float) -> None:
-            run(facts, knobs, device, _Given(dict(zip(touched, values, strict=False))), stream)
+            run(facts, knobs, device, _CallBuffers(dict(zip(touched, values, strict=False))), stream)
 
         frozen = FrozenCall(tuple(HostScalar(t) if tensors[t].by_value else Address(t) for t in touched), call)
         return Prepared(lambda dependent: frozen, undependable="it runs from Python")

@@ -43,26 +43,26 @@ class NodeTemplate:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class NodeOutput:
     """An output port of a template node."""
 
     node: NodeTemplate
     port: str
 
 
-Symbol = Capture | Made
+Symbol = Capture | NodeOutput
 
 
 def _add_template(graph: "PatternGraph", op: Op, given: dict[str, object]):
     ports = {p.name for p in op.inputs}
     inputs = {k: v for k, v in given.items() if k in ports and v is not None}
     for port, symbol in inputs.items():
-        if not isinstance(symbol, Capture | Made):
+        if not isinstance(symbol, Capture | NodeOutput):
             raise TypeError(
                 f"pattern node {op.name}: {port} must be a capture or another node's output, got {symbol!r}"
             )
     node = NodeTemplate(op, inputs, {k: v for k, v in given.items() if k not in {*ports, *op.given}})
-    made = [Made(node, p.name) for p in op.returned]
+    made = [NodeOutput(node, p.name) for p in op.returned]
     return made[0] if len(made) == 1 else made
 
 
@@ -98,19 +98,19 @@ class Match:
         return next(node for node in self.subgraph.nodes if node.op_name == op_name)
 
 
-Template = Callable[[PatternGraph], Mapping[str, Made]]
+Template = Callable[[PatternGraph], Mapping[str, NodeOutput]]
 
 
 def single(op_name: str) -> Template:
     """The template of one node of an op, with any inputs, attributes and outputs."""
 
-    def drawn(g: PatternGraph) -> Mapping[str, Made]:
+    def template(g: PatternGraph) -> Mapping[str, NodeOutput]:
         op = OPS[op_name]
         made = getattr(g, op_name)(**{p.name: g.capture(p.name, p.optional) for p in op.inputs})
         made = made if len(op.returned) > 1 else [made]
         return {port.name: symbol for port, symbol in zip(op.returned, made, strict=True)}
 
-    return drawn
+    return template
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def find(pattern: Pattern, graph: FrozenGraph) -> Iterator[Region | Declined]:
     seen: set[tuple[int, ...]] = set()
     for index, node in enumerate(graph.nodes):
         for outputs, anchor in read.get(node.op_name, ()):
-            for found in _match_node(graph, anchor, index, _Found({}, {})):
+            for found in _match_node(graph, anchor, index, _Assignment({}, {})):
                 match = _complete(graph, outputs, found, index, grows=pattern.grow is not None)
                 if match is not None:
                     for m in _grown(pattern, match):
@@ -235,18 +235,20 @@ def _has_detour(graph: FrozenGraph, index: int, nodes: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _by_op(name: str, templates: tuple[Template, ...]) -> Mapping[str, list[tuple[Mapping[str, Made], NodeTemplate]]]:
+def _by_op(
+    name: str, templates: tuple[Template, ...]
+) -> Mapping[str, list[tuple[Mapping[str, NodeOutput], NodeTemplate]]]:
     """Results of ``_read`` for the templates, in their order, by the op that matching starts from."""
-    found: dict[str, list[tuple[Mapping[str, Made], NodeTemplate]]] = {}
+    found: dict[str, list[tuple[Mapping[str, NodeOutput], NodeTemplate]]] = {}
     for outputs, anchor in (_read(name, template) for template in templates):
         found.setdefault(anchor.op.name, []).append((outputs, anchor))
     return found
 
 
-def _read(name: str, template: Template) -> tuple[Mapping[str, Made], NodeTemplate]:
+def _read(name: str, template: Template) -> tuple[Mapping[str, NodeOutput], NodeTemplate]:
     """Result of the template, and the node that matching starts from. Raises PluginError for an invalid template."""
     outputs = template(PatternGraph())
-    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, Made) for s in outputs.values())
+    valid = isinstance(outputs, Mapping) and outputs and all(isinstance(s, NodeOutput) for s in outputs.values())
     if not valid:
         raise PluginError(f"pattern {name!r}: the template must return node outputs by name, got {outputs!r}")
     ends = [made.node for made in outputs.values()]
@@ -260,21 +262,21 @@ def above(node: NodeTemplate) -> set[NodeTemplate]:
     """`node` and all node templates that it depends on."""
     seen, waiting = {node}, [node]
     while waiting:
-        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, Made)} - seen
+        found = {s.node for s in waiting.pop().inputs.values() if isinstance(s, NodeOutput)} - seen
         seen |= found
         waiting += found
     return seen
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Assignment:
     """A partial assignment of nodes and captures of a template to nodes and tensors of a graph."""
 
     nodes: Mapping[NodeTemplate, int]
     tensors: Mapping[Capture, TensorId]
 
 
-def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _Found) -> Iterator[_Found]:
+def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _Assignment) -> Iterator[_Assignment]:
     node = graph.nodes[index]
     if template in found.nodes:
         if found.nodes[template] == index:
@@ -285,7 +287,7 @@ def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _
     given = dict(node.attributes)
     if any(given[name] != value for name, value in template.attributes.items()):
         return
-    start = _Found({**found.nodes, template: index}, found.tensors)
+    start = _Assignment({**found.nodes, template: index}, found.tensors)
     wanted = list(template.inputs.items())
     in_order = [port for port, _ in wanted]
     may_swap = node.op.commutative and len({node.input(port) for port in in_order}) == 2
@@ -296,7 +298,9 @@ def _match_node(graph: FrozenGraph, template: NodeTemplate, index: int, found: _
             yield from _match_inputs(graph, actual, start)
 
 
-def _match_inputs(graph: FrozenGraph, wanted: list[tuple[Symbol, TensorId | None]], found: _Found) -> Iterator[_Found]:
+def _match_inputs(
+    graph: FrozenGraph, wanted: list[tuple[Symbol, TensorId | None]], found: _Assignment
+) -> Iterator[_Assignment]:
     if not wanted:
         yield found
         return
@@ -305,20 +309,24 @@ def _match_inputs(graph: FrozenGraph, wanted: list[tuple[Symbol, TensorId | None
         yield from _match_inputs(graph, rest, extended)
 
 
-def _match_tensor(graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, found: _Found) -> Iterator[_Found]:
+def _match_tensor(
+    graph: FrozenGraph, symbol: Symbol, tensor: TensorId | None, found: _Assignment
+) -> Iterator[_Assignment]:
     if isinstance(symbol, Capture):
         if tensor is None:
             if symbol.optional:
                 yield found
         elif found.tensors.get(symbol, tensor) == tensor:
-            yield _Found(found.nodes, {**found.tensors, symbol: tensor})
+            yield _Assignment(found.nodes, {**found.tensors, symbol: tensor})
         return
     made_by = graph.producer.get(tensor)
     if made_by is not None and graph.nodes[made_by].output(symbol.port) == tensor:
         yield from _match_node(graph, symbol.node, made_by, found)
 
 
-def _complete(graph: FrozenGraph, outputs: Mapping[str, Made], found: _Found, anchor: int, grows: bool) -> Match | None:
+def _complete(
+    graph: FrozenGraph, outputs: Mapping[str, NodeOutput], found: _Assignment, anchor: int, grows: bool
+) -> Match | None:
     """The Match of an assignment; None if an output has no name. grows: facts then describe all outputs anyway."""
     tensors = {capture.name: t for capture, t in found.tensors.items()}
     for name, made in outputs.items():

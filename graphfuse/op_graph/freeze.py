@@ -9,7 +9,7 @@ type.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from graphfuse.base.dtypes import FACTS, data_type, holding
+from graphfuse.base.dtypes import FACTS, common_type, data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphValidationError
 from graphfuse.op_graph import ir, ragged, verify
@@ -156,7 +156,7 @@ def _carried(graph: GraphRecord, nodes: Sequence[NodeRecord]) -> dict[int, data_
         multiplied |= {id(t) for t in sources if reads[id(t)] == 1 and t.get_data_type() in types}
     for node in nodes:
         moved = {carried.get(id(t), t.get_data_type()) for t in (node.inputs[port] for port in node.op.moved)}
-        held = holding(moved)
+        held = common_type(moved)
         for t in (t for t in node.outputs.values() if t.get_is_virtual()):
             # If all readers round it to the compute type anyway, it has that type: engines read no other.
             is_kept = held.is_wide and readers.get(id(t)) != {node.compute}

@@ -266,9 +266,9 @@ def _key(graph: FrozenGraph) -> str:
 def _colors(graph: FrozenGraph) -> dict[TensorId, str]:
     """A digest per tensor of its surroundings, refined until no more tensors are distinguished."""
     colors = {t.id: _digest(_own(t)) for t in graph.tensors}
-    told_apart = 0
-    while told_apart < len(set(colors.values())):
-        told_apart = len(set(colors.values()))
+    distinct = 0
+    while distinct < len(set(colors.values())):
+        distinct = len(set(colors.values()))
         # A pass down and a pass up the nodes, so that one round includes all that a tensor depends on and all that
         # depends on it: a chain takes a few rounds, whatever its length.
         for node in graph.nodes:

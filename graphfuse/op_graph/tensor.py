@@ -46,42 +46,42 @@ class Tensor:
     def set_dim(self, dim: Sequence[int]) -> Tensor:
         """Extents per axis, each >= 0 (0 makes the tensor empty)."""
         self._dim = _integers(self, "dim", dim)
-        return self._done()
+        return self._mark_changed()
 
     def set_stride(self, stride: Sequence[int]) -> Tensor:
         """Elements between neighbours along each axis, each >= 0."""
         self._stride = _integers(self, "stride", stride)
-        return self._done()
+        return self._mark_changed()
 
     @also(dtype="data_type")
     def set_data_type(self, data_type: object) -> Tensor:  # noqa: A002 - cuDNN's spelling
         """A ``data_type``, or a torch or numpy dtype."""
         self._data_type = checked_type(f"tensor {self._name!r}", data_type)
-        return self._done()
+        return self._mark_changed()
 
     @also(value="is_output")
     def set_output(self, is_output: bool = True) -> Tensor:
         """Makes the tensor an output, for which callers give a buffer, or virtual."""
         self._virtual = not is_output
-        return self._done()
+        return self._mark_changed()
 
     @also(value="is_virtual")
     def set_is_virtual(self, is_virtual: bool) -> Tensor:
         """Makes the tensor virtual, so that it exists only between nodes, or not."""
         self._virtual = bool(is_virtual)
-        return self._done()
+        return self._mark_changed()
 
     @also(value="is_pass_by_value")
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> Tensor:
         """Makes execute take a host number for the tensor instead of a device buffer, or not."""
         self._by_value = bool(is_pass_by_value)
-        return self._done()
+        return self._mark_changed()
 
     def set_name(self, name: str) -> Tensor:
         if not name:
             raise GraphTypeError(f"tensor {self._name!r}: a name must be a non-empty str, got {name!r}")
         self._name = checked_name(f"tensor {self._name!r}", name)
-        return self._done()
+        return self._mark_changed()
 
     def set_uid(self, uid: int) -> Tensor:
         """The number that identifies the tensor in ``execute``; unique in the graph.
@@ -91,7 +91,7 @@ class Tensor:
         """
         self._claim(self, uid)
         self._uid = uid
-        return self._done()
+        return self._mark_changed()
 
     def set_byte_alignment(self, alignment: int) -> Tensor:
         """Alignment of every address bound to this tensor, in bytes: a power of two, default 16.
@@ -103,7 +103,7 @@ class Tensor:
                 f"tensor {self._name!r}: byte alignment must be a power of two, got {alignment!r}"
             )
         self._alignment = alignment
-        return self._done()
+        return self._mark_changed()
 
     def set_alignment_value(self, value: int) -> Tensor:
         """A promise that every number in this tensor, such as a number of rows, is a multiple of `value`. It has no
@@ -128,7 +128,7 @@ class Tensor:
                 f"tensor {self._name!r}: reordering type must be a tensor_reordering, got {reordering_type!r}"
             )
         self._reordering = reordering_type
-        return self._done()
+        return self._mark_changed()
 
     def set_ragged_offset(self, ragged_offset: Tensor | None) -> Tensor:
         """The offsets at which batches begin, for packed sequences that ``sdpa`` reads and writes.
@@ -143,7 +143,7 @@ class Tensor:
                 f"tensor {self._name!r}: ragged offset must be a tensor of its graph, got {ragged_offset!r}"
             )
         self._ragged_offset = ragged_offset
-        return self._done()
+        return self._mark_changed()
 
     def set_ragged_offset_multiplier(self, multiplier: int) -> Tensor:
         """The unit of ragged offsets, in elements; 1 unless set."""
@@ -152,7 +152,7 @@ class Tensor:
                 f"tensor {self._name!r}: a ragged offset multiplier must be an integer >= 1, got {multiplier!r}"
             )
         self._ragged_offset_multiplier = multiplier
-        return self._done()
+        return self._mark_changed()
 
     def get_ragged_offset(self) -> Tensor | None:
         return self._ragged_offset
@@ -244,12 +244,12 @@ class Tensor:
     def detached(self, dim: Sequence[int] = (), stride: Sequence[int] = ()) -> Tensor:
         """A copy that belongs to no graph. dim, stride: other extents and strides; no strides: inferred."""
         made = copy.copy(self)
-        made._changed, made._claim = _unheard, _unheard
+        made._changed, made._claim = _ignore_change, _ignore_change
         if dim:
             made._dim, made._stride = tuple(dim), tuple(stride) or None
         return made
 
-    def _done(self) -> Tensor:
+    def _mark_changed(self) -> Tensor:
         self._changed()
         return self
 
@@ -257,7 +257,7 @@ class Tensor:
         return f"<tensor {self._name!r} uid={self._uid} dim={self.get_dim()} {self.get_data_type().name}>"
 
 
-def _unheard(*_: object) -> None:
+def _ignore_change(*_: object) -> None:
     """Callback for changes of a tensor of no graph; it does nothing."""
 
 

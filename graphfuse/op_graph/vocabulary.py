@@ -41,16 +41,16 @@ def _of_op(
     required = [a for a in op.attributes if a.required]
     rest = [a for a in op.attributes if not a.required]
     defaults = {**trailing, **op.inert_options}
-    placed = _placed(op.name, defaults, trailing)
+    trailing_names = _trailing_names(op.name, defaults, trailing)
     parameters = [
         *(inspect.Parameter(p.name, _POSITIONAL) for p in in_order[:optional]),
         *(inspect.Parameter(p.name, _POSITIONAL, default=None) for p in in_order[optional:]),
         *(inspect.Parameter(a.name, _POSITIONAL, default=a.default) for a in (*required, *rest)),
-        *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in placed),
+        *(inspect.Parameter(name, _POSITIONAL, default=defaults[name]) for name in trailing_names),
         *(
             inspect.Parameter(name, _KEYWORD, default=only)
             for name, only in op.inert_options.items()
-            if name not in placed
+            if name not in trailing_names
         ),
         *(inspect.Parameter(name, _KEYWORD, default=None) for name in (*op.tuples, *op.given, *op.by_name)),
     ]
@@ -61,11 +61,11 @@ def _of_op(
         parameters,
         needed,
         trailing,
-        lambda self, given, extra: call(self, op, _untied(op, given), **extra),
+        lambda self, given, extra: call(self, op, _split_tuples(op, given), **extra),
     )
 
 
-def _untied(op: Op, given: Mapping[str, object]) -> dict[str, object]:
+def _split_tuples(op: Op, given: Mapping[str, object]) -> dict[str, object]:
     """The given arguments, with tuples divided into their parts by name."""
     found = {name: value for name, value in given.items() if name not in op.tuples}
     for name in op.tuples:
@@ -89,7 +89,7 @@ def _fits(op: Op, form: tuple[str, ...], value: object) -> bool:
     return all(isinstance(one, kinds.get(part, object)) for part, one in zip(form, value, strict=True))
 
 
-def _placed(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
+def _trailing_names(method: str, known: Mapping[str, object], trailing: Mapping[str, object]) -> list[str]:
     """Names of the positional parameters after a method's ports and attributes, of those that are known."""
     return [name for name in TRAILING.get(method, trailing) if name in known]
 
@@ -100,7 +100,10 @@ def _of_spelling(
     op = OPS[spelling.op]
     parameters = [
         *(inspect.Parameter(name, _POSITIONAL) for name in names),
-        *(inspect.Parameter(n, _POSITIONAL, default=trailing[n]) for n in _placed(spelling.name, trailing, trailing)),
+        *(
+            inspect.Parameter(n, _POSITIONAL, default=trailing[n])
+            for n in _trailing_names(spelling.name, trailing, trailing)
+        ),
     ]
 
     def add(self, given: Mapping[str, object], extra: Mapping[str, object]):

@@ -40,7 +40,7 @@ class EachColumn:
     halves: ClassVar[bool] = False  # whether columns that are not adjacent share an element
     unpack: ClassVar[str] = "unpack"  # C++ function that converts a piece to values
 
-    def taken(self, piece: int) -> int:
+    def elements_of(self, piece: int) -> int:
         """Number of elements for a piece of `piece` columns."""
         return piece
 
@@ -82,7 +82,7 @@ class EachPair(EachColumn):
     def unpack(self) -> str:
         return "unpack" if self.halves else "unpack_pairs"
 
-    def taken(self, piece: int) -> int:
+    def elements_of(self, piece: int) -> int:
         return piece if self.halves else piece // 2
 
     def offset(self, piece: int, nbytes: int) -> str:

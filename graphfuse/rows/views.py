@@ -229,13 +229,13 @@ class OfRank(Place):
         return False  # other ranks may still read an element after this one has written it
 
     def address(self, name: str, address: str) -> str:
-        return f"gf::offset({address}, row.{self.apart})"
+        return f"gf::offset({address}, row.{self.distance})"
 
     def settled(self, name: str, address: str) -> str:
         return self.address(name, address)
 
     @property
-    def apart(self) -> str:
+    def distance(self) -> str:
         """Member of `row` with the distance in bytes from this process's memory to the rank's."""
         return f"rank{self.rank}" + f"_{self.number}" * bool(self.number)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphfuse.api import pygraph
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.errors import GraphfuseError
-from graphfuse.contract.match import Capture, Made, NodeTemplate, Pattern, PatternGraph, Symbol, above
+from graphfuse.contract.match import Capture, NodeOutput, NodeTemplate, Pattern, PatternGraph, Symbol, above
 from graphfuse.op_graph.ir import FrozenGraph
 from graphfuse.op_graph.lower import lower
 
@@ -66,13 +66,13 @@ def _choices(count: int) -> Iterator[tuple[str, ...]]:
     return iter([kinds for kinds in ranked if "whole" in kinds][:_MOST])
 
 
-def _captures(outputs: Mapping[str, Made]) -> Sequence[Capture]:
+def _captures(outputs: Mapping[str, NodeOutput]) -> Sequence[Capture]:
     nodes = {node for made in outputs.values() for node in above(made.node)}
     found = {symbol for node in nodes for symbol in node.inputs.values() if isinstance(symbol, Capture)}
     return sorted(found, key=lambda c: c.name)
 
 
-def _build(outputs: Mapping[str, Made], kinds: Mapping[Capture, str]) -> pygraph:
+def _build(outputs: Mapping[str, NodeOutput], kinds: Mapping[Capture, str]) -> pygraph:
     graph = pygraph("drawn", io_data_type=data_type.FLOAT, intermediate_data_type=data_type.FLOAT)
     tensors = {
         c: graph.tensor(list(SHAPES[kind]), name=c.name, is_pass_by_value=kind == "by value")
