@@ -35,7 +35,7 @@ class OpMethods:
         inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies
         (Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is
         1 and the axis is the last one. bias has the extents of scale: input's along those axes,
-        1 along others. Either may have a lower rank than input, whose last axes it then has.
+        1 along others. Either may have a lower rank than input, and then has its last axes.
         epsilon, one element, must be given. Returns [Y, inv_variance];
         inv_variance is None in the INFERENCE phase."""
 
@@ -65,7 +65,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
-        """Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With
+        """Gradients of rmsnorm, from grad, that of Y, and inputs and outputs of the TRAINING phase. With
         n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:
         DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over
         all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns
@@ -82,7 +82,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor | Any, Tensor | Any]:
-        """Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With
+        """Gradients of layernorm, from grad, that of Y, and inputs and outputs of the TRAINING phase. With
         n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:
         DX = inv_variance * (g - mean(g) - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the
         sums over all rows, in the shape of scale; their order is not specified. Returns [DX, DScale, DBias];
@@ -114,8 +114,8 @@ class OpMethods:
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of
-        scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several
-        they make DX. Returns [DX, DScale, DBias]."""
+        scale, are sums over the rows of each sample. Kernels compute these only for a single sample; for several
+        they compute only DX. Returns [DX, DScale, DBias]."""
 
     def softmax(
         self,
@@ -124,8 +124,8 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing
-        overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN."""
+        """e^input divided by its sum along axis, computed from e^(input - m), with m the largest along axis, so that
+        nothing overflows. -infinity becomes 0. If all are -infinity, or one is infinity or NaN, all become NaN."""
 
     def log_softmax(
         self,
@@ -135,7 +135,7 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.
-        -infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN."""
+        -infinity remains. If all are -infinity, or one is infinity or NaN, all become NaN."""
 
     def logsumexp(
         self,
@@ -145,7 +145,7 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest
-        along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.
+        along axis. If all are -infinity, it is -infinity; if one is infinity and none NaN, infinity.
         Stored as FLOAT unless set otherwise."""
 
     def softmax_backward(
@@ -181,8 +181,8 @@ class OpMethods:
     ) -> Tensor:
         """One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,
         AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.
-        set_dim of the result says which axes are reduced: those where it is 1; unset, all of them.
-        NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for
+        set_dim of the result determines the reduced axes: those of extent 1; all axes if it is unset.
+        NaN stays NaN. The order of sums and products is not specified. Results for no elements: 0, 1 for
         products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise."""
 
     def block_scale_quantize(
@@ -203,14 +203,14 @@ class OpMethods:
         block_size 32, MXFP8 and MXFP4 (OCP Microscaling Formats 1.0): FP8_E4M3 elements, or
         FP8_E5M2 or FP4_E2M1 if set, FP8_E8M0 scales.
         block_size 128: FP8_E4M3 elements, or FP8_E5M2 if set, FLOAT scales, or FP8_E8M0 if set.
-        FLOAT scales are rounded by the product alone and never below 2^-126, which is that of zeros; an
-        infinity in a block makes its scale infinite, all that is finite zero and the infinity NaN.
+        FLOAT scales are that product, and at least 2^-126, also for blocks of zeros; an infinity in a block
+        makes its scale infinite, its finite elements zero and the infinity NaN.
         FP8_E4M3 scales round to nearest even and saturate; a block whose scale rounds to zero becomes
         zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and
         FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.
         Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of
-        2^-22 (2^-21 from 2 on, 2^-20 from 4 on). scale reordered as F8_128x4 may have the extents of whole
-        tiles, as block_scale_dequantize reads them; zeros fill these. Returns [Y, scale]."""
+        2^-22 (2^-21 from 2 on, 2^-20 from 4 on). A scale reordered as F8_128x4 may have the extents of
+        whole tiles, as block_scale_dequantize reads them; its padding is zero. Returns [Y, scale]."""
 
     def add(
         self,
@@ -264,7 +264,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0."""
+        """The remainder of input0 / input1, with the sign of input0; NaN if input1 is 0."""
 
     def pow(
         self,
@@ -273,7 +273,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """input0 to the power of input1; below 0 NaN but for whole powers."""
+        """input0 to the power of input1; NaN for negative input0 unless input1 is whole."""
 
     def scale(
         self,
@@ -333,34 +333,34 @@ class OpMethods:
         """Natural logarithm of 1 + input; NaN below -1. The sum is not rounded."""
 
     def expm1(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """e^input - 1, of which the difference is not rounded."""
+        """e^input - 1, without cancellation near 0."""
 
     def ceil(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """The next whole number from input on."""
+        """The smallest whole number not below input."""
 
     def floor(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """The last whole number up to input."""
+        """The largest whole number not above input."""
 
     def round(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """The nearest whole number, of two the even one."""
+        """The nearest whole number; ties to even."""
 
     def trunc(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """input without what is behind its point."""
+        """input rounded toward zero to a whole number."""
 
     def sin(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """Sine of an angle in radians; NaN of infinities."""
+        """Sine of an angle in radians; NaN for infinities."""
 
     def cos(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """Cosine of an angle in radians; NaN of infinities."""
+        """Cosine of an angle in radians; NaN for infinities."""
 
     def tan(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """Tangent of an angle in radians; NaN of infinities."""
+        """Tangent of an angle in radians; NaN for infinities."""
 
     def erf(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
         """Error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to input."""
 
     def identity(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """input unchanged (a place to change the data type)."""
+        """input unchanged, for a change of data type."""
 
     def relu(
         self,
@@ -428,7 +428,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
     ) -> Tensor:
         """Gradient of relu, from that of its result: loss where input is above lower_clip and at most
-        upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is."""
+        upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN if input is."""
 
     def sigmoid_backward(
         self,
@@ -503,8 +503,8 @@ class OpMethods:
         name: str = "",
         compute_data_type: data_type | Any = ...,
     ) -> Tensor:
-        """The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all
-        up to 2^24. Of input only the shape counts. A negative axis counts from the last."""
+        """The index of each element of input along axis, from 0, in the compute data type: FLOAT is exact up to 2^24.
+        Only the shape of input is used. A negative axis counts from the last."""
 
     def cmp_eq(
         self,
@@ -513,7 +513,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input == comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input == comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         in no order with everything."""
 
     def cmp_neq(
@@ -523,7 +523,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input != comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input != comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         unequal to everything."""
 
     def cmp_gt(
@@ -533,7 +533,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input > comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input > comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         in no order with everything."""
 
     def cmp_ge(
@@ -543,7 +543,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input >= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input >= comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         in no order with everything."""
 
     def cmp_lt(
@@ -553,7 +553,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input < comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input < comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         in no order with everything."""
 
     def cmp_le(
@@ -563,7 +563,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where input <= comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is
+        """1 if input <= comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is
         in no order with everything."""
 
     def logical_and(
@@ -573,8 +573,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where neither a nor b is 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not
-        0."""
+        """1 if neither a nor b is 0, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is not 0."""
 
     def logical_or(
         self,
@@ -583,10 +582,10 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """1 where a or b is not 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0."""
+        """1 if a or b is not 0, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is not 0."""
 
     def logical_not(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """1 where input is 0, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0."""
+        """1 if input is 0, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is not 0."""
 
     def binary_select(
         self,
@@ -607,14 +606,15 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Dequantization in blocks: input * the element of descale for its block. block_size has a block's extent
-        along each axis, or along the last ones: [1, 32] for rows of blocks, [32, 1] for columns of them, [128, 128]
-        for tiles. One number is of the axis along which descale has an element a block. descale has input's extents
-        divided by those of a block, rounded up; reordered as F8_128x4, for blocks along one axis, it may also have
-        those of whole tiles: multiples of 4 along that axis and of 128 along the last other one. Any element goes
-        with any scale: MXFP8 and MXFP4 have FP8_E8M0, NVFP4 has FP8_E4M3. The product is in the compute data type,
-        FLOAT unless set, which holds that of an FP8 or FP4 element and a scale of one byte exactly, but for
-        magnitudes below 2^-126 or above 2^127. A matmul of two such outputs is the block-scaled product."""
+        """Dequantization in blocks: each element of input times the element of descale for its block. block_size has a
+        block's extent along each axis, or along the last ones: [1, 32] for blocks within rows, [32, 1] within
+        columns, [128, 128] for tiles. A single number is the extent along the axis that descale's shape fits.
+        descale has input's extents divided by those of a block, rounded up. Reordered as F8_128x4, for blocks along
+        one axis, it may also have those of whole tiles: multiples of 4 along that axis and of 128 along the last
+        other one. Types of elements and scales may be combined freely: MXFP8 and MXFP4 have FP8_E8M0 scales, NVFP4
+        has FP8_E4M3. The product is in the compute data type, FLOAT unless set, which is exact for an FP8 or FP4
+        element and an 8-bit scale, except for magnitudes below 2^-126 or above 2^127. A matmul of two such outputs
+        is the block-scaled product."""
 
     def cross_entropy(
         self,
@@ -626,14 +626,14 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor]:
-        """Cross entropy of the softmax of each row of input, its last axis, with the target's column:
+        """Cross entropy of the softmax of each row of input, along its last axis, with the target's column:
         loss = logsumexp - (1 - label_smoothing) * input[target] - label_smoothing * mean(input)
-        + z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for rows that are ignored. target: one
-        a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
-        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the loss
-        NaN;
-        nothing is read there. A row with infinity, or
-        of -infinity alone, has NaN for both. Returns [loss, logsumexp], one a row each, FLOAT unless set."""
+        + z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for ignored rows. target: the number of
+        a column for each row, of any type, including INT32 and INT64. Rows whose target is
+        ignore_index are ignored. A target that is neither ignore_index nor the number of a column makes the loss
+        NaN,
+        without a read out of bounds. A row with infinity, or
+        only of -infinity, has NaN for both. Returns [loss, logsumexp], one value per row each, FLOAT unless set."""
 
     def cross_entropy_backward(
         self,
@@ -647,14 +647,14 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Gradient of cross_entropy, from grad, that of the loss, one a row, and the logsumexp that it made:
+        """Gradient of cross_entropy, from grad, that of the loss, one per row, and its output logsumexp:
         DX = grad * (exp(input - logsumexp) * (1 + 2 * z_loss * logsumexp) - (1 - label_smoothing) * [column =
-        target] - label_smoothing / columns), and 0 in rows that are ignored, whatever their grad and input. target:
-        one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is
-        ignore_index counts for nothing. A target that is neither that nor the number of a column makes the row's DX
-        NaN;
-        nothing is read there. Attributes
-        as of cross_entropy. Returns DX."""
+        target] - label_smoothing / columns), and 0 in ignored rows, whatever their grad and input. target: the
+        number of a column for each row, of any type, including INT32 and INT64. Rows whose target is
+        ignore_index are ignored. A target that is neither ignore_index nor the number of a column makes the row's
+        DX NaN,
+        without a read out of bounds. Attributes
+        as in cross_entropy. Returns DX."""
 
     def dropout(
         self,
@@ -665,12 +665,12 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """With probability, rounded up to 16 bits, each element of input on its own becomes 0, else
-        input / (1 - probability). Which ones become 0 follows from seed and offset, integers of one element each
-        below 2^24, and from places: those of which a random number of 16 bits is below probability * 2^16. That is
-        the lower half of a word for an even column, else the upper one: of the word (column / 2) mod 4 of Philox
-        4x32 of seven rounds with key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0). column
-        is the number along the last axis, row that among all others."""
+        """Each element of input becomes 0 with the given probability, rounded up to 16 bits, independently of others,
+        and input / (1 - probability) otherwise. It becomes 0 if its 16-bit random number is below probability *
+        2^16. Random numbers depend only on seed and offset, integers below 2^24 of one element each, and on row and
+        column of the element: column is its index along the last axis, row that among all other axes. The number
+        is the lower half of a word for an even column, else the upper half: of word (column / 2) mod 4 of Philox
+        4x32 with seven rounds, key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0)."""
 
     def matmul(
         self,
@@ -680,11 +680,12 @@ class OpMethods:
         padding: float = 0.0,
         name: str = "",
     ) -> Tensor:
-        """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent
-        1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.
-        A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT
+        """The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N]. Extents of 1 along batch axes
+        broadcast. Strides give the layouts of A and B: either may be transposed.
+        A virtual input is read in the type that it declares. Products and sums are in the compute data type, FLOAT
         unless set, in an order that is not specified, and C is rounded once, to its own type. The reference
-        engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.
+        engine uses torch.matmul, on a GPU with FLOAT inputs with the precision of
+        torch.set_float32_matmul_precision.
         In INT32 they are exact, modulo 2^32. C is row-major unless set."""
 
     def moe_grouped_matmul(
@@ -701,15 +702,15 @@ class OpMethods:
         *,
         top_k_scores: Tensor | float | None = None,
     ) -> Tensor:
-        """Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g is
-        the rows from first_token_offset[g] up to that of the next, and its expert is g modulo experts. The offsets,
-        [groups + 1, 1, 1], have the end of the last group behind them; without it, [groups, 1, 1], that is the last
-        row. mode NONE: tokens lie in the order of groups, and so does the result. GATHER: row r of the groups is
-        token number token_index[r], [1, rows, 1]. SCATTER: row r of the result is put at token_index[r] * top_k +
+        """Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g has
+        the rows from first_token_offset[g] up to the next offset, and its expert is g modulo experts. The offsets
+        are [groups + 1, 1, 1], with the end of the last group, or [groups, 1, 1], if that is the last row. mode
+        NONE: tokens and result are in the order of groups. GATHER: row r of the groups is token number
+        token_index[r], [1, rows, 1]. SCATTER: row r of the result is written to row token_index[r] * top_k +
         token_ks[r]. COMBINE: it is added to row token_index[r], times top_k_scores[token_index[r], token_ks[r]],
-        [1, tokens, top_k]. Each slot of a token is taken once. Zeros are rows of no group, rows that none is put at
-        and what a number of no row takes. Products and sums are in the compute data type, FLOAT unless set, in an
-        order that is not specified."""
+        [1, tokens, top_k]. Each slot of a token occurs once. Rows of the result are zero if they are in no group or
+        if no row is written to them; a gathered row is zero if its number is invalid. Products and sums are in the
+        compute data type, FLOAT unless set, in an order that is not specified."""
 
     def moe_grouped_matmul_bwd(
         self,
@@ -720,9 +721,9 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """The gradient of the weight of moe_grouped_matmul, in mode NONE, from that of its output: for each group the
-        sum over its rows of token times doutput, [groups, K, N]. first_token_offset has the end of the last group
-        behind the others where the result, by set_dim, has one group less than there are offsets. The result's
-        columns have no gaps unless its strides are set. Groups of one expert are not added up."""
+        sum over its rows of token times doutput, [groups, K, N]. first_token_offset includes the end of the last
+        group if the result, by set_dim, has one group less than there are offsets. The result's columns have no
+        gaps unless its strides are set. Gradients of groups with the same expert are not summed."""
 
     def conv_fprop(
         self,
@@ -738,10 +739,10 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """Convolution of image [N, C, H, W] or [N, C, D, H, W] with weight [K, C / groups, taps along each spatial
-        axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is
+        axis]: the number of groups is the quotient of their channels. Strides give the layouts: channels-last is
         C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride
-        and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or
-        CONVOLUTION, which turns the weight around. A virtual input is read as the type that it declares. Products
+        and dilation; the defaults are 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or
+        CONVOLUTION, which flips the weight. A virtual input is read in the type that it declares. Products
         and sums are in the compute data type, FLOAT unless set, in an order that is not specified, and Y is rounded
         once, to its own type. In INT32 they are exact, modulo 2^32. Y has
         [N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set."""
@@ -762,8 +763,8 @@ class OpMethods:
         """Gradient of conv_fprop with respect to image, from loss, that of its result. Window and channels are
         conv_fprop's, with the same defaults. Products and sums
         are in the compute data type, FLOAT unless set, in an order that is not specified, and DX is
-        rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says
-        which it is. DX is channels-last unless set."""
+        rounded once, to its own type. Its shape must be set by set_dim, because several shapes fit that of loss. DX
+        is channels-last unless set."""
 
     def conv_wgrad(
         self,
@@ -781,8 +782,8 @@ class OpMethods:
         """Gradient of conv_fprop with respect to weight, from loss, that of its result. Window and channels are
         conv_fprop's, with the same defaults. Products and sums
         are in the compute data type, FLOAT unless set, in an order that is not specified, and DW is
-        rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and
-        how many channels. DW is channels-last unless set."""
+        rounded once, to its own type. Its shape, with taps and channels of the weight, must be set by set_dim. DW
+        is channels-last unless set."""
 
     def sdpa(
         self,
@@ -835,35 +836,35 @@ class OpMethods:
         """Attention of q [batch, heads, rows, columns] to k and v (Vaswani et al. 2017, equation 1):
         O = softmax(attn_scale * q k^T + bias) v. Heads of k and v must divide those of q: head h of q attends to
         head h / (heads of q / heads of k), so one serves several (grouped and multi-query attention). attn_scale,
-        a number or a tensor of one element, is 1 if left out; bias has the extents of the scores or 1.
-        Row i attends to column j where i - diagonal_band_left_bound < j <= i + diagonal_band_right_bound, all the
-        way where a bound is None; with diagonal_alignment BOTTOM_RIGHT i counts from rows of k - rows of q.
-        use_causal_mask is TOP_LEFT with right bound 0, use_causal_mask_bottom_right BOTTOM_RIGHT likewise,
-        sliding_window_length the left bound. A row with nothing to attend to has 0 and, for Stats, -infinity.
-        Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, made with
+        a number or a tensor of one element, is 1 by default; bias has the extents of the scores or 1.
+        Row i attends to column j if i - diagonal_band_left_bound < j <= i + diagonal_band_right_bound; a bound of
+        None is no bound. With diagonal_alignment BOTTOM_RIGHT i counts from rows of k - rows of q.
+        use_causal_mask is TOP_LEFT with right bound 0, use_causal_mask_bottom_right BOTTOM_RIGHT with it,
+        sliding_window_length the left bound. A row that attends to nothing is 0, and -infinity in Stats.
+        Returns [O, Stats]; Stats, FLOAT unless set, is the log-sum-exp of each row's scores, written with
         generate_stats=True, or is_inference=False, else None. Scores, their exponentials and sums are in the
-        compute data type, FLOAT unless set, and are not rounded on the way: kernels of cuDNN and torch round the
+        compute data type, FLOAT unless set, and are not rounded in between: kernels of cuDNN and torch round the
         exponentials to q's type. O is rounded once, to its own type. Both are row-major unless set.
         use_padding_mask: rows of sequence b end at seq_len_q[b], columns at seq_len_kv[b], [batch, 1, 1, 1], or
-        where cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1] or [batch + 1], have the next begin.
-        BOTTOM_RIGHT counts from these ends; what lies beyond is not used. block_mask: a bit, the lowest of a byte
-        first, for each 128 x 128 scores, which 0 masks. use_alibi_mask, with a right bound of 0, adds slope * (j -
+        sequences begin at cu_seq_len_q and cu_seq_len_kv, [batch + 1, 1, 1, 1] or [batch + 1]. BOTTOM_RIGHT counts
+        from these ends; memory beyond them is not used. block_mask: a bit for each 128 x 128 scores, the lowest of
+        a byte first; 0 masks them. use_alibi_mask, with a right bound of 0, adds slope * (j -
         i), slopes as Press et al. 2022. paged_attention_k_table [batch, 1, pages, 1] numbers the pages of k [all
         pages, heads, rows, columns] that make up each sequence, the v table likewise;
         paged_attention_max_seq_len_kv: rows of the longest. The numbers of a sequence may begin at a ragged offset
         of the table.
-        sink_token [1, heads of q, 1, 1]: a score beside those of each row, of which nothing is added to O.
-        dropout: (mask, scale), which exp(score) / sum is multiplied by, or (probability, seed, offset), of which it
-        drops what the op dropout would drop of a tensor of the scores; cuDNN drops others. rng_dump: a tensor of
-        the scores' extents for what that keeps, 1, and drops, 0.
-        score_max, score_sum_exp: tensors for the largest score of each row and the sum of exponentials less it.
-        implementation: what cuDNN's engine asks cuDNN for, AUTO, COMPOSITE or UNIFIED; it has no plan where cuDNN
-        refuses that. Other engines have one implementation, whichever is asked for. unfuse_fma: products and sums
-        of scores are rounded apart, as the reference engine always does. max_total_seq_len_q, max_total_seq_len_kv:
-        bounds of the rows of all sequences together, which change nothing here.
-        score_mod: a function (graph, scores) -> tensor, which draws nodes between q k^T, scaled and with the bias,
-        and softmax. Attention is drawn as nodes then, products and what is between them. What softmax makes is
-        rounded to q's type, if that has 16 bits. Beside it only attn_scale, bias and Stats may be asked for."""
+        sink_token [1, heads of q, 1, 1]: an additional score of each row, without a value that is added to O.
+        dropout: (mask, scale), by which exp(score) / sum is multiplied, or (probability, seed, offset), with which
+        it drops the same elements as the op dropout of the scores; cuDNN drops others. rng_dump: a tensor of the
+        scores' extents for 1 where an element is kept, and 0 where it is dropped.
+        score_max, score_sum_exp: tensors for the largest score of each row, and the sum of exp(score - largest).
+        implementation: which one cuDNN's engine requests, AUTO, COMPOSITE or UNIFIED; it has no plan if cuDNN
+        rejects it. Other engines have one implementation, whatever the value. unfuse_fma: products and sums of
+        scores are rounded separately, as the reference engine always does. max_total_seq_len_q,
+        max_total_seq_len_kv: bounds of the rows of all sequences together, without effect here.
+        score_mod: a function (graph, scores) -> tensor, which adds nodes between q k^T, scaled and with the bias,
+        and softmax. Attention is then built from separate nodes. The result of softmax is rounded to q's type, if
+        that has 16 bits. Of other options, only attn_scale, bias and Stats are accepted with it."""
 
     def sdpa_backward(
         self,
@@ -908,11 +909,11 @@ class OpMethods:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of sdpa's q, k and v, [dQ, dK, dV], from that of its O, with sdpa's options and its inputs, O and
         Stats, of base e. dBias, dSink_token: tensors for the gradients of bias, summed along its axes of extent 1,
-        and of sink_token. dropout: as given to sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.
-        What lies beyond the end of a sequence gets zeros. Scores are made again in the compute data type, and
-        nothing is rounded but the results. use_deterministic_algorithm: what cuDNN's engine asks for; the reference
-        engine always is. score_mod as sdpa's, and with it score_mod_bprop, a function (graph, gradient of what
-        score_mod returns) -> gradient of what it is given, which may read tensors that score_mod drew."""
+        and of sink_token. dropout: as in sdpa, or (mask, scale, scale_inv), of which scale_inv is not used.
+        Gradients beyond the end of a sequence are zero. Scores are recomputed in the compute data type, and only
+        results are rounded. use_deterministic_algorithm: what cuDNN's engine requests; the reference engine always
+        is deterministic. score_mod as in sdpa, and with it score_mod_bprop, a function (graph, gradient of
+        score_mod's result) -> gradient of its scores, which may read tensors that score_mod made."""
 
     def sdpa_fp8(
         self,
@@ -969,8 +970,8 @@ class OpMethods:
         rng_dump: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | Any, Tensor, Tensor]:
         """sdpa of FP8_E4M3 or FP8_E5M2, with a scale for each tensor, a tensor of one element each: q, k and v are
-        read times descale_q, descale_k and descale_v. P, what softmax and dropout leave, is rounded to q's type
-        as P * scale_s, and multiplied with v as that times descale_s. O is the product times scale_o. Returns [O,
+        multiplied by descale_q, descale_k and descale_v. P, the result of softmax and dropout, is rounded to q's
+        type as P * scale_s, and multiplied by descale_s and v. O is the product times scale_o. Returns [O,
         Stats, Amax_S, Amax_O]; the last two are the largest magnitudes of P and of O before its scale, FLOAT, one
         element each. sliding_window, left_bound and right_bound are sdpa's sliding_window_length,
         diagonal_band_left_bound and diagonal_band_right_bound; all other options are sdpa's. Values beyond FP8's
@@ -1021,10 +1022,11 @@ class OpMethods:
         dSink_token: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Gradients of sdpa_fp8's q, k and v from that of its O, with its options. q, k, v, o and dO, all FP8, are
-        read times their descales. P is rounded to q's type as P * scale_s and read times descale_s; the gradient
-        of the scores, times attn_scale, to dO's type as it times scale_dP, and read times descale_dP. Returns
+        multiplied by their descales. P is rounded to q's type as P * scale_s and multiplied by descale_s. The
+        gradient of the scores, times attn_scale and scale_dP, is rounded to dO's type and multiplied by descale_dP.
+        Returns
         [dQ, dK, dV, amax_dQ, amax_dK, amax_dV, amax_dP]: gradients times scale_dQ, scale_dK and scale_dV, and the
-        largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as of
+        largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as in
         sdpa_backward."""
 
     def sdpa_mxfp8(
@@ -1065,10 +1067,10 @@ class OpMethods:
         attn_scale_prefolded: bool = ...,
     ) -> tuple[Tensor, Tensor | Any, Tensor]:
         """sdpa of MXFP8: q, k and v are FP8_E4M3 or FP8_E5M2, with a scale, FP8_E8M0, for each block of 32 elements,
-        along columns in descale_q and descale_k, along rows in descale_v. These have the extents of what they are
-        scales of, divided by 32 along that axis, rounded up, and may be reordered as F8_128x4, then also with the
-        extents of whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied
-        exactly; what softmax makes is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of
+        along columns in descale_q and descale_k, along rows in descale_v. These have the extents of their tensors,
+        divided by 32 along that axis, rounded up. They may be reordered as F8_128x4, then also with the extents of
+        whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied exactly;
+        the result of softmax is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of
         O, FLOAT, one element. Options are sdpa's."""
 
     def sdpa_mxfp8_backward(
@@ -1114,11 +1116,11 @@ class OpMethods:
         dropout: Sequence[Any] | None = None,
         dSink_token: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. What is multiplied along
-        columns has scales along columns: q, k, v and dO; what is multiplied along rows along rows: q_T, k_T and
-        dO_T, which have the same extents. o_f16 and dO_f16 are what the sum of their products is of. Scales as of
-        sdpa_mxfp8. Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one
-        element each. stats: of base e. Nothing is rounded but the results. dSink_token as of sdpa_backward."""
+        """Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. Products along columns read q, k,
+        v and dO, with scales along columns; products along rows read q_T, k_T and dO_T, of the same extents, with
+        scales along rows. The sum of products of O and dO reads o_f16 and dO_f16. Scales are as in sdpa_mxfp8.
+        Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one
+        element each. stats: of base e. Only results are rounded. dSink_token as in sdpa_backward."""
 
     def instancenorm(
         self,
@@ -1146,8 +1148,8 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of instancenorm, from grad, that of Y, and what forward made: as layernorm_backward
-        makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
+        """Gradients of instancenorm, from grad, that of Y, and outputs of forward, as in layernorm_backward.
+        DScale and DBias are sums over samples and spatial axes, in the shape of scale. Returns
         [DX, DScale, DBias]."""
 
     def batchnorm(
@@ -1171,7 +1173,7 @@ class OpMethods:
         in_running_var and momentum, one element, next_running_mean = (1 - momentum) * in_running_mean +
         momentum * mean, and next_running_var likewise of the unbiased variance, divided by one less than the
         count. Returns [Y, mean, inv_variance, next_running_mean, next_running_var], all but Y [1, C, 1, ...], the
-        last two None without what they are made from."""
+        last two None without their inputs."""
 
     def batchnorm_inference(
         self,
@@ -1183,8 +1185,8 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Batch normalization of [N, C, spatial axes...] by statistics that are given, [1, C, 1, ...] as scale and
-        bias are: Y = (input - mean) * inv_variance * scale + bias."""
+        """Batch normalization of [N, C, spatial axes...] by given statistics, [1, C, 1, ...] like scale and bias:
+        Y = (input - mean) * inv_variance * scale + bias."""
 
     def batchnorm_backward(
         self,
@@ -1198,8 +1200,8 @@ class OpMethods:
         *,
         peer_stats: list[Any] = ...,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of batchnorm, from grad, that of Y, and what forward made: as layernorm_backward
-        makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns
+        """Gradients of batchnorm, from grad, that of Y, and outputs of forward, as in layernorm_backward.
+        DScale and DBias are sums over samples and spatial axes, in the shape of scale. Returns
         [DX, DScale, DBias]."""
 
     def genstats(
@@ -1219,8 +1221,8 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's
-        strides are input's in that order, unless set: a view of the same layout."""
+        """input with its axes in another order: axis i of the output is axis permutation[i] of input. Unless set, the
+        output's strides are input's in that order, as of a view."""
 
     def slice(
         self,
@@ -1229,8 +1231,8 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's
-        strides are input's times the steps, unless set: a view of the same layout."""
+        """The elements of input that slices select, a Python slice with a step above 0 for each axis. Unless set, the
+        output's strides are input's times the steps, as of a view."""
 
     def reshape(
         self,
@@ -1239,13 +1241,13 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """The elements of input in row-major order of their indices, in another shape of as many elements. That is
-        the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).
-        It is the same for tensors in row-major order without gaps."""
+        """The elements of input in row-major order of their indices, in another shape with as many elements, which
+        must be set as the dim of the output. cuDNN's default is the order of elements in memory (VIEW_ONLY), which
+        is the same for tensors in row-major order without gaps."""
 
     def expand(self, input: Tensor | float, compute_data_type: data_type | Any = ..., name: str = "") -> Tensor:
-        """input broadcast: its elements, repeated along axes where it has extent 1 and the output more. The output
-        must be given its dim."""
+        """input broadcast to the output's dim, which must be set: elements are repeated along axes on which input has
+        extent 1."""
 
     def gather_rows(
         self,
@@ -1255,9 +1257,9 @@ class OpMethods:
         name: str = "",
     ) -> Tensor:
         """Slices of input along its first axis, by number: output[i, ...] = input[index[i, ...], ...]. index, of any
-        type, INT32 and INT64 among them, has extent 1 along the last axis, and along others where input has more;
-        it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;
-        nothing is read there."""
+        type, including INT32 and INT64, has extent 1 along the last axis, and along each other axis but the first
+        either index or input has extent 1. A slice whose number is out of range is NaN, without a read out of
+        bounds."""
 
     def scatter_rows(
         self,
@@ -1266,10 +1268,10 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What
-        no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:
-        that one is not written. Of two slices with one number either is written. index is as that of gather_rows;
-        output must be given its dim, and be an output of the graph: a cache that is filled bit by bit."""
+        """Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. Other
+        slices of output keep their values in memory, such as those of a cache that is filled step by step. A slice
+        whose number is out of range is not written. Of two slices with the same number, either is written. index is
+        as in gather_rows. The dim of output must be set, and it must be an output of the graph."""
 
     def add_rows(
         self,
@@ -1278,10 +1280,9 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Slices of input along its first axis, added up by number: output[index[i, ...], ...] is the sum of those
-        input[i, ...] whose index it is, 0 where there is none. That is the gradient of gather_rows. A slice of a
-        number that output does not have counts for nothing. index is as that of gather_rows; output must be given
-        its dim. The order of the sum is that of i."""
+        """Slices of input along its first axis, summed by number: output[j, ...] is the sum of input[i, ...] over all
+        i with index[i, ...] = j, in the order of i; 0 if there are none. It is the gradient of gather_rows. Slices
+        whose number is out of range are ignored. index is as in gather_rows. The dim of output must be set."""
 
     def rotate_pairs(
         self,
@@ -1293,11 +1294,11 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and
-        sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
+        """Rotary position embedding (Su et al. 2021): pairs of columns of input are rotated by angles, given as cos
+        and sin, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and
         n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns
-        from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all
-        axes but the last. rope takes angles."""
+        from 2 n on are unchanged. inverse rotates back, which is the gradient. cos and sin broadcast along all axes
+        but the last. rope takes angles."""
 
     def rope(
         self,
@@ -1308,10 +1309,10 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns
-        are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of
-        angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first
-        half of the columns counts and the other may be missing. rope_dim 0: all columns."""
+        """Rotary position embedding by angles: the last rope_dim columns of input, [samples, heads, rows, columns],
+        are rotated, in rotate_pairs' half-split pairs; all columns are multiplied by output_scale. freqs has a row
+        of angles in radians for each of input's rows, or more rows: [rows, 1, 1, rope_dim]. Only the first half of
+        its columns is used, and the other half may be missing. rope_dim 0: all columns."""
 
     def rope_backward(
         self,
@@ -1322,7 +1323,7 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and
+        """Gradient of rope's input, from dY, that of its output: dY rotated back by the same angles, and
         multiplied by output_scale. Angles have no gradient. Returns DX."""
 
     def turn_pairs(
@@ -1332,9 +1333,9 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """Pairs of columns of input, turned by a right angle: (x, y) becomes (-y, x). Pairs are as those of
-        rotate_pairs, of all columns. So input * cos + turn_pairs(input) * sin is a rotation whose cosines and sines
-        have a column for each of input's."""
+        """Pairs of columns of input, rotated by a right angle: (x, y) becomes (-y, x). All columns are in pairs, as in
+        rotate_pairs. So input * cos + turn_pairs(input) * sin is a rotation with cosines and sines for each column
+        of input."""
 
     def join(
         self,
@@ -1354,12 +1355,12 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """The sum over the ranks of one host, added up in the order of ranks, of what lies as far into the memory of
-        each rank as input does into the caller's. Each rank calls it, with the same input of it or one of its own:
-        then it scatters sums. All ranks can read this memory. peers, INT64, lies in such memory, too. It has the
+        """The sum of input over the ranks of one host, in the order of ranks. input lies in memory that all ranks can
+        read, and each rank reads the others' at the same offset as its own. Each rank makes the call, with the same
+        rows or with different ones, as in a reduce-scatter. peers, INT64, lies in such memory, too. It has the
         signals of the caller's rank, 512 bytes that are zero before the first call; then the address at which the
-        memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one
-        peers are on one stream. What follows on it may overwrite input."""
+        memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with the
+        same peers must be on one stream. Later work on this stream may overwrite input."""
 
     def all_gather(
         self,
@@ -1369,9 +1370,9 @@ class OpMethods:
         compute_data_type: data_type | Any = ...,
         name: str = "",
     ) -> Tensor:
-        """input, written to the memory of all ranks of one host, as far into it as output lies into the caller's. Each
-        rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.
-        peers, rank: as of all_reduce, for the memory of output."""
+        """input, written to the memory of all ranks of one host, at the same offset as output in the caller's. Each
+        rank makes the call, with its own output. Later work on the caller's stream may read what all ranks wrote.
+        peers, rank: as in all_reduce, for the memory of output."""
 
     def bias(
         self,

@@ -127,8 +127,8 @@ _NORM = (
     "Y = (input - mean) * inv_variance * scale + bias with inv_variance = 1 / sqrt(mean((input - mean)^2) + epsilon),\n"
 )
 _GRADIENT = (
-    ", from grad, that of Y, and what forward made: as layernorm_backward\n"
-    "makes them, DScale and DBias, sums over samples and spatial axes, in the shape of scale. Returns\n"
+    ", from grad, that of Y, and outputs of forward, as in layernorm_backward.\n"
+    "DScale and DBias are sums over samples and spatial axes, in the shape of scale. Returns\n"
     "[DX, DScale, DBias]."
 )
 
@@ -176,7 +176,7 @@ TABLE = (
         "in_running_var and momentum, one element, next_running_mean = (1 - momentum) * in_running_mean +\n"
         "momentum * mean, and next_running_var likewise of the unbiased variance, divided by one less than the\n"
         "count. Returns [Y, mean, inv_variance, next_running_mean, next_running_var], all but Y [1, C, 1, ...], the\n"
-        "last two None without what they are made from.",
+        "last two None without their inputs.",
         inputs=(
             Port("input"),
             Port("scale"),
@@ -202,8 +202,8 @@ TABLE = (
     ),
     Op(
         "batchnorm_inference",
-        "Batch normalization of [N, C, spatial axes...] by statistics that are given, [1, C, 1, ...] as scale and\n"
-        "bias are: Y = (input - mean) * inv_variance * scale + bias.",
+        "Batch normalization of [N, C, spatial axes...] by given statistics, [1, C, 1, ...] like scale and bias:\n"
+        "Y = (input - mean) * inv_variance * scale + bias.",
         inputs=(Port("input"), Port("mean"), Port("inv_variance"), Port("scale"), Port("bias")),
         outputs=(Port("Y"),),
         infer=_inference_shapes,

@@ -47,20 +47,20 @@ _over_ranks = partial(
 TABLE = (
     _over_ranks(
         "all_reduce",
-        "The sum over the ranks of one host, added up in the order of ranks, of what lies as far into the memory of\n"
-        "each rank as input does into the caller's. Each rank calls it, with the same input of it or one of its own:\n"
-        "then it scatters sums. All ranks can read this memory. peers, INT64, lies in such memory, too. It has the\n"
+        "The sum of input over the ranks of one host, in the order of ranks. input lies in memory that all ranks can\n"
+        "read, and each rank reads the others' at the same offset as its own. Each rank makes the call, with the same\n"
+        "rows or with different ones, as in a reduce-scatter. peers, INT64, lies in such memory, too. It has the\n"
         "signals of the caller's rank, 512 bytes that are zero before the first call; then the address at which the\n"
-        "memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with one\n"
-        "peers are on one stream. What follows on it may overwrite input.",
+        "memory of input begins on each rank; then that of peers on each rank. rank is the caller's. Calls with the\n"
+        "same peers must be on one stream. Later work on this stream may overwrite input.",
         elsewhere="reads the memory of other ranks, which kernels of rows do",
         vjp=NoRule("the gradient of a sum over ranks is one, too, of memory that the backward graph does not have"),
     ),
     _over_ranks(
         "all_gather",
-        "input, written to the memory of all ranks of one host, as far into it as output lies into the caller's. Each\n"
-        "rank calls it, with an output of its own. What follows on the caller's stream may read what all ranks wrote.\n"
-        "peers, rank: as of all_reduce, for the memory of output.",
+        "input, written to the memory of all ranks of one host, at the same offset as output in the caller's. Each\n"
+        "rank makes the call, with its own output. Later work on the caller's stream may read what all ranks wrote.\n"
+        "peers, rank: as in all_reduce, for the memory of output.",
         elsewhere="writes the memory of other ranks, which kernels of rows do",
         vjp=NoRule(
             "the gradient of what all ranks get is a sum over them, of memory that the backward graph does not have"

@@ -222,10 +222,10 @@ TABLE = (
     _convolution(
         "conv_fprop",
         "Convolution of image [N, C, H, W] or [N, C, D, H, W] with weight [K, C / groups, taps along each spatial\n"
-        "axis]: the number of groups is the quotient of their channels. Strides say how they lie: channels-last is\n"
+        "axis]: the number of groups is the quotient of their channels. Strides give the layouts: channels-last is\n"
         "C with stride 1. padding, zeros on both sides of each spatial axis, or pre_padding and post_padding; stride\n"
-        "and dilation; without them 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or\n"
-        "CONVOLUTION, which turns the weight around. A virtual input is read as the type that it declares. Products\n"
+        "and dilation; the defaults are 0, 1 and 1. convolution_mode: CROSS_CORRELATION, as in neural networks, or\n"
+        "CONVOLUTION, which flips the weight. A virtual input is read in the type that it declares. Products\n"
         "and sums are in the compute data type, FLOAT unless set, in an order that is not specified, and Y is rounded\n"
         "once, to its own type. In INT32 they are exact, modulo 2^32. Y has\n"
         "[N, K, (extent + padding - dilation (taps - 1) - 1) / stride + 1, ...], channels-last unless set.",
@@ -243,8 +243,8 @@ TABLE = (
     _convolution(
         "conv_dgrad",
         "Gradient of conv_fprop with respect to image, " + _GRADIENT + "DX is\n"
-        "rounded once, to its own type. Images of several shapes may have a result of loss's: set_dim of DX says\n"
-        "which it is. DX is channels-last unless set.",
+        "rounded once, to its own type. Its shape must be set by set_dim, because several shapes fit that of loss. DX\n"
+        "is channels-last unless set.",
         inputs=(Port("loss", declared=True), Port("filter", declared=True)),
         outputs=(Port("DX"),),
         infer=_dgrad_shapes,
@@ -258,8 +258,8 @@ TABLE = (
     _convolution(
         "conv_wgrad",
         "Gradient of conv_fprop with respect to weight, " + _GRADIENT + "DW is\n"
-        "rounded once, to its own type. set_dim of DW says how many taps the weight has along each spatial axis, and\n"
-        "how many channels. DW is channels-last unless set.",
+        "rounded once, to its own type. Its shape, with taps and channels of the weight, must be set by set_dim. DW\n"
+        "is channels-last unless set.",
         inputs=(Port("image", declared=True), Port("loss", declared=True)),
         outputs=(Port("DW"),),
         infer=_wgrad_shapes,

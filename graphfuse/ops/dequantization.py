@@ -67,14 +67,15 @@ def dequantized(values, scale, sizes: Sequence[int]):
 TABLE = (
     Op(
         "block_scale_dequantize",
-        "Dequantization in blocks: input * the element of descale for its block. block_size has a block's extent\n"
-        "along each axis, or along the last ones: [1, 32] for rows of blocks, [32, 1] for columns of them, [128, 128]\n"
-        "for tiles. One number is of the axis along which descale has an element a block. descale has input's extents\n"
-        "divided by those of a block, rounded up; reordered as F8_128x4, for blocks along one axis, it may also have\n"
-        "those of whole tiles: multiples of 4 along that axis and of 128 along the last other one. Any element goes\n"
-        "with any scale: MXFP8 and MXFP4 have FP8_E8M0, NVFP4 has FP8_E4M3. The product is in the compute data type,\n"
-        "FLOAT unless set, which holds that of an FP8 or FP4 element and a scale of one byte exactly, but for\n"
-        "magnitudes below 2^-126 or above 2^127. A matmul of two such outputs is the block-scaled product.",
+        "Dequantization in blocks: each element of input times the element of descale for its block. block_size has a\n"
+        "block's extent along each axis, or along the last ones: [1, 32] for blocks within rows, [32, 1] within\n"
+        "columns, [128, 128] for tiles. A single number is the extent along the axis that descale's shape fits.\n"
+        "descale has input's extents divided by those of a block, rounded up. Reordered as F8_128x4, for blocks along\n"
+        "one axis, it may also have those of whole tiles: multiples of 4 along that axis and of 128 along the last\n"
+        "other one. Types of elements and scales may be combined freely: MXFP8 and MXFP4 have FP8_E8M0 scales, NVFP4\n"
+        "has FP8_E4M3. The product is in the compute data type, FLOAT unless set, which is exact for an FP8 or FP4\n"
+        "element and an 8-bit scale, except for magnitudes below 2^-126 or above 2^127. A matmul of two such outputs\n"
+        "is the block-scaled product.",
         inputs=(Port("input"), Port("descale", scales="axis")),
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
         infer=_shapes,

@@ -34,12 +34,12 @@ def _of_kept(p: Pullback) -> object:
 TABLE = (
     Op(
         "dropout",
-        "With probability, rounded up to 16 bits, each element of input on its own becomes 0, else\n"
-        "input / (1 - probability). Which ones become 0 follows from seed and offset, integers of one element each\n"
-        "below 2^24, and from places: those of which a random number of 16 bits is below probability * 2^16. That is\n"
-        "the lower half of a word for an even column, else the upper one: of the word (column / 2) mod 4 of Philox\n"
-        "4x32 of seven rounds with key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0). column\n"
-        "is the number along the last axis, row that among all others.",
+        "Each element of input becomes 0 with the given probability, rounded up to 16 bits, independently of others,\n"
+        "and input / (1 - probability) otherwise. It becomes 0 if its 16-bit random number is below probability *\n"
+        "2^16. Random numbers depend only on seed and offset, integers below 2^24 of one element each, and on row and\n"
+        "column of the element: column is its index along the last axis, row that among all other axes. The number\n"
+        "is the lower half of a word for an even column, else the upper half: of word (column / 2) mod 4 of Philox\n"
+        "4x32 with seven rounds, key (seed, offset) and counter (column / 8, row mod 2^32, row / 2^32, 0).",
         inputs=(Port("input"), Port("seed"), Port("offset")),
         infer=_shapes,
         expansion=Expansion(_dropout, along_last, scalars=frozenset({"seed", "offset"}), is_random=True),

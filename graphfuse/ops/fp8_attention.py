@@ -204,8 +204,8 @@ TABLE = (
     forward(
         "sdpa_fp8",
         "sdpa of FP8_E4M3 or FP8_E5M2, with a scale for each tensor, a tensor of one element each: q, k and v are\n"
-        "read times descale_q, descale_k and descale_v. P, what softmax and dropout leave, is rounded to q's type\n"
-        "as P * scale_s, and multiplied with v as that times descale_s. O is the product times scale_o. Returns [O,\n"
+        "multiplied by descale_q, descale_k and descale_v. P, the result of softmax and dropout, is rounded to q's\n"
+        "type as P * scale_s, and multiplied by descale_s and v. O is the product times scale_o. Returns [O,\n"
         "Stats, Amax_S, Amax_O]; the last two are the largest magnitudes of P and of O before its scale, FLOAT, one\n"
         "element each. sliding_window, left_bound and right_bound are sdpa's sliding_window_length,\n"
         "diagonal_band_left_bound and diagonal_band_right_bound; all other options are sdpa's. Values beyond FP8's\n"
@@ -237,10 +237,11 @@ TABLE = (
     backward(
         "sdpa_fp8_backward",
         "Gradients of sdpa_fp8's q, k and v from that of its O, with its options. q, k, v, o and dO, all FP8, are\n"
-        "read times their descales. P is rounded to q's type as P * scale_s and read times descale_s; the gradient\n"
-        "of the scores, times attn_scale, to dO's type as it times scale_dP, and read times descale_dP. Returns\n"
+        "multiplied by their descales. P is rounded to q's type as P * scale_s and multiplied by descale_s. The\n"
+        "gradient of the scores, times attn_scale and scale_dP, is rounded to dO's type and multiplied by descale_dP.\n"
+        "Returns\n"
         "[dQ, dK, dV, amax_dQ, amax_dK, amax_dV, amax_dP]: gradients times scale_dQ, scale_dK and scale_dV, and the\n"
-        "largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as of\n"
+        "largest magnitudes before these scales, FLOAT, one element each. stats: of base e. dSink_token as in\n"
         "sdpa_backward.",
         inputs=(
             *(_narrow(port) for port in _BACKWARD_READ),
@@ -264,10 +265,10 @@ TABLE = (
     forward(
         "sdpa_mxfp8",
         "sdpa of MXFP8: q, k and v are FP8_E4M3 or FP8_E5M2, with a scale, FP8_E8M0, for each block of 32 elements,\n"
-        "along columns in descale_q and descale_k, along rows in descale_v. These have the extents of what they are\n"
-        "scales of, divided by 32 along that axis, rounded up, and may be reordered as F8_128x4, then also with the\n"
-        "extents of whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied\n"
-        "exactly; what softmax makes is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of\n"
+        "along columns in descale_q and descale_k, along rows in descale_v. These have the extents of their tensors,\n"
+        "divided by 32 along that axis, rounded up. They may be reordered as F8_128x4, then also with the extents of\n"
+        "whole tiles: multiples of 4 along that axis and of 128 along the other. Elements are multiplied exactly;\n"
+        "the result of softmax is not rounded. Returns [O, Stats, Amax_O], the last the largest magnitude of\n"
         "O, FLOAT, one element. Options are sdpa's.",
         inputs=(
             *(_narrow(port) for port in _READ),
@@ -296,11 +297,11 @@ TABLE = (
     ),
     backward(
         "sdpa_mxfp8_backward",
-        "Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. What is multiplied along\n"
-        "columns has scales along columns: q, k, v and dO; what is multiplied along rows along rows: q_T, k_T and\n"
-        "dO_T, which have the same extents. o_f16 and dO_f16 are what the sum of their products is of. Scales as of\n"
-        "sdpa_mxfp8. Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one\n"
-        "element each. stats: of base e. Nothing is rounded but the results. dSink_token as of sdpa_backward.",
+        "Gradients of sdpa_mxfp8's q, k and v from that of its O, with its options. Products along columns read q, k,\n"
+        "v and dO, with scales along columns; products along rows read q_T, k_T and dO_T, of the same extents, with\n"
+        "scales along rows. The sum of products of O and dO reads o_f16 and dO_f16. Scales are as in sdpa_mxfp8.\n"
+        "Returns [dQ, dK, dV, amax_dQ, amax_dK, amax_dV], the last three largest magnitudes, FLOAT, one\n"
+        "element each. stats: of base e. Only results are rounded. dSink_token as in sdpa_backward.",
         inputs=(
             *(_narrow(port) for port in ("q", "q_T", "k", "k_T", "v")),
             *(sequences(port) for port in ("o_f16", "dO_f16")),

@@ -151,15 +151,15 @@ def _backward(t, x, a) -> dict[str, object]:
 TABLE = (
     Op(
         "moe_grouped_matmul",
-        "Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g is\n"
-        "the rows from first_token_offset[g] up to that of the next, and its expert is g modulo experts. The offsets,\n"
-        "[groups + 1, 1, 1], have the end of the last group behind them; without it, [groups, 1, 1], that is the last\n"
-        "row. mode NONE: tokens lie in the order of groups, and so does the result. GATHER: row r of the groups is\n"
-        "token number token_index[r], [1, rows, 1]. SCATTER: row r of the result is put at token_index[r] * top_k +\n"
+        "Rows of tokens times the weight of their expert: token [1, tokens, K], weight [experts, K, N]. Group g has\n"
+        "the rows from first_token_offset[g] up to the next offset, and its expert is g modulo experts. The offsets\n"
+        "are [groups + 1, 1, 1], with the end of the last group, or [groups, 1, 1], if that is the last row. mode\n"
+        "NONE: tokens and result are in the order of groups. GATHER: row r of the groups is token number\n"
+        "token_index[r], [1, rows, 1]. SCATTER: row r of the result is written to row token_index[r] * top_k +\n"
         "token_ks[r]. COMBINE: it is added to row token_index[r], times top_k_scores[token_index[r], token_ks[r]],\n"
-        "[1, tokens, top_k]. Each slot of a token is taken once. Zeros are rows of no group, rows that none is put at\n"
-        "and what a number of no row takes. Products and sums are in the compute data type, FLOAT unless set, in an\n"
-        "order that is not specified.",
+        "[1, tokens, top_k]. Each slot of a token occurs once. Rows of the result are zero if they are in no group or\n"
+        "if no row is written to them; a gathered row is zero if its number is invalid. Products and sums are in the\n"
+        "compute data type, FLOAT unless set, in an order that is not specified.",
         inputs=(
             *(Port(port) for port in ("token", "weight")),
             integers("first_token_offset"),
@@ -180,9 +180,9 @@ TABLE = (
     Op(
         "moe_grouped_matmul_bwd",
         "The gradient of the weight of moe_grouped_matmul, in mode NONE, from that of its output: for each group the\n"
-        "sum over its rows of token times doutput, [groups, K, N]. first_token_offset has the end of the last group\n"
-        "behind the others where the result, by set_dim, has one group less than there are offsets. The result's\n"
-        "columns have no gaps unless its strides are set. Groups of one expert are not added up.",
+        "sum over its rows of token times doutput, [groups, K, N]. first_token_offset includes the end of the last\n"
+        "group if the result, by set_dim, has one group less than there are offsets. The result's columns have no\n"
+        "gaps unless its strides are set. Gradients of groups with the same expert are not summed.",
         inputs=(Port("doutput"), Port("token"), integers("first_token_offset")),
         outputs=(Port("dweight"),),
         infer=_shapes_backward,

@@ -107,20 +107,20 @@ def _of_logits(p: Pullback) -> object:
 
 
 _WHAT = (
-    "target: one a row, of any type, INT32 and INT64 among them; the number of a column. A row whose target is\n"
-    "ignore_index counts for nothing. A target that is neither that nor the number of a column makes {} NaN;\n"
-    "nothing is read there. "
+    "target: the number of a column for each row, of any type, including INT32 and INT64. Rows whose target is\n"
+    "ignore_index are ignored. A target that is neither ignore_index nor the number of a column makes {} NaN,\n"
+    "without a read out of bounds. "
 )
 
 TABLE = (
     Op(
         "cross_entropy",
-        "Cross entropy of the softmax of each row of input, its last axis, with the target's column:\n"
+        "Cross entropy of the softmax of each row of input, along its last axis, with the target's column:\n"
         "loss = logsumexp - (1 - label_smoothing) * input[target] - label_smoothing * mean(input)\n"
-        "+ z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for rows that are ignored. "
+        "+ z_loss * logsumexp^2, with logsumexp = log(sum(exp(input))), and 0 for ignored rows. "
         + _WHAT.format("the loss")
-        + "A row with infinity, or\nof -infinity alone, has NaN for both. Returns [loss, logsumexp], one a row each, "
-        "FLOAT unless set.",
+        + "A row with infinity, or\nonly of -infinity, has NaN for both. Returns [loss, logsumexp], one value per row "
+        "each, FLOAT unless set.",
         inputs=(Port("input"), Port("target")),
         outputs=(Port("loss", dtype=data_type.FLOAT), Port("logsumexp", dtype=data_type.FLOAT)),
         infer=lambda shapes, attributes, _: dict.fromkeys(("loss", "logsumexp"), _checked(shapes, attributes)),
@@ -130,11 +130,11 @@ TABLE = (
     ),
     Op(
         "cross_entropy_backward",
-        "Gradient of cross_entropy, from grad, that of the loss, one a row, and the logsumexp that it made:\n"
+        "Gradient of cross_entropy, from grad, that of the loss, one per row, and its output logsumexp:\n"
         "DX = grad * (exp(input - logsumexp) * (1 + 2 * z_loss * logsumexp) - (1 - label_smoothing) * [column =\n"
-        "target] - label_smoothing / columns), and 0 in rows that are ignored, whatever their grad and input. "
+        "target] - label_smoothing / columns), and 0 in ignored rows, whatever their grad and input. "
         + _WHAT.format("the row's DX")
-        + "Attributes\nas of cross_entropy. Returns DX.",
+        + "Attributes\nas in cross_entropy. Returns DX.",
         inputs=(Port("grad"), Port("input"), Port("target"), Port("logsumexp")),
         outputs=(Port("DX"),),
         infer=_gradient_shapes,

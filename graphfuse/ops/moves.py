@@ -128,8 +128,8 @@ def _spread(p: Pullback, grad: object, dim: list[int], axis: int, step: int) -> 
 TABLE = (
     Op(
         "transpose",
-        "input with its axes in another order: axis i of the output is axis permutation[i] of input. The output's\n"
-        "strides are input's in that order, unless set: a view of the same layout.",
+        "input with its axes in another order: axis i of the output is axis permutation[i] of input. Unless set, the\n"
+        "output's strides are input's in that order, as of a view.",
         inputs=(Port("input", moved=True),),
         infer=_transposed,
         strides=_transposed_strides,
@@ -139,8 +139,8 @@ TABLE = (
     ),
     Op(
         "slice",
-        "The elements of input that slices name, a Python slice with a step above 0 for each axis. The output's\n"
-        "strides are input's times the steps, unless set: a view of the same layout.",
+        "The elements of input that slices select, a Python slice with a step above 0 for each axis. Unless set, the\n"
+        "output's strides are input's times the steps, as of a view.",
         inputs=(Port("input", moved=True),),
         infer=lambda shapes, attributes, _: {"output": tuple(map(len, _ranges(shapes["input"], attributes)))},
         strides=_sliced_strides,
@@ -151,9 +151,9 @@ TABLE = (
     ),
     Op(
         "reshape",
-        "The elements of input in row-major order of their indices, in another shape of as many elements. That is\n"
-        "the dim that output must be given. cuDNN's default is the order in which elements lie in memory (VIEW_ONLY).\n"
-        "It is the same for tensors in row-major order without gaps.",
+        "The elements of input in row-major order of their indices, in another shape with as many elements, which\n"
+        "must be set as the dim of the output. cuDNN's default is the order of elements in memory (VIEW_ONLY), which\n"
+        "is the same for tensors in row-major order without gaps.",
         inputs=(Port("input", moved=True),),
         infer=_reshaped,
         strides=row_major,
@@ -164,8 +164,8 @@ TABLE = (
     ),
     Op(
         "expand",
-        "input broadcast: its elements, repeated along axes where it has extent 1 and the output more. The output\n"
-        "must be given its dim.",
+        "input broadcast to the output's dim, which must be set: elements are repeated along axes on which input has\n"
+        "extent 1.",
         inputs=(Port("input", moved=True),),
         infer=_expanded,
         strides=row_major,

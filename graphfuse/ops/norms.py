@@ -165,7 +165,7 @@ TABLE = (
         "inv_variance = 1 / sqrt(mean(input^2) + epsilon) over the axes where scale varies\n"
         "(Zhang and Sennrich 2019, equation 4, with epsilon inside the root). Without a scale it is\n"
         "1 and the axis is the last one. bias has the extents of scale: input's along those axes,\n"
-        "1 along others. Either may have a lower rank than input, whose last axes it then has.\n"
+        "1 along others. Either may have a lower rank than input, and then has its last axes.\n"
         "epsilon, one element, must be given. Returns [Y, inv_variance];\n"
         "inv_variance is None in the INFERENCE phase.",
         inputs=(Port("input"), Port("scale", optional=True), Port("epsilon"), Port("bias", optional=True)),
@@ -189,7 +189,7 @@ TABLE = (
     ),
     backward(
         "rmsnorm_backward",
-        "Gradients of rmsnorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "Gradients of rmsnorm, from grad, that of Y, and inputs and outputs of the TRAINING phase. With\n"
         "n = input * inv_variance and g = grad * scale, over the same axes as rmsnorm:\n"
         "DX = inv_variance * (g - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the sums over\n"
         "all rows, in the shape of scale; their order is not specified. has_dbias must be given. Returns\n"
@@ -208,7 +208,7 @@ TABLE = (
     ),
     backward(
         "layernorm_backward",
-        "Gradients of layernorm, from grad, that of Y, and what the TRAINING phase had and made. With\n"
+        "Gradients of layernorm, from grad, that of Y, and inputs and outputs of the TRAINING phase. With\n"
         "n = (input - mean) * inv_variance and g = grad * scale, over the same axes as layernorm:\n"
         "DX = inv_variance * (g - mean(g) - n * mean(g * n)), DScale = sum(grad * n) and DBias = sum(grad), the\n"
         "sums over all rows, in the shape of scale; their order is not specified. Returns [DX, DScale, DBias];\n"
@@ -237,8 +237,8 @@ TABLE = (
     backward(
         "adalayernorm_backward",
         "Gradients of adalayernorm, as layernorm_backward makes them, but DScale and DBias, in the shape of\n"
-        "scale, are sums over the rows of each sample. Kernels make these of a single sample alone; of several\n"
-        "they make DX. Returns [DX, DScale, DBias].",
+        "scale, are sums over the rows of each sample. Kernels compute these only for a single sample; for several\n"
+        "they compute only DX. Returns [DX, DScale, DBias].",
         infer=shapes.adalayernorm_backward,
         expansion=Expansion(layernorm_backward, _of_samples, of_rows=MOMENTS),
     ),

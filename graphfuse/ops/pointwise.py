@@ -96,7 +96,7 @@ def _slope(of: str, doc: str, cuda: str, reference, *attributes: Attribute, note
 def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = False) -> Op:
     return _pointwise(
         name,
-        f"1 where input {sign} comparison, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is\n"
+        f"1 if input {sign} comparison, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is\n"
         f"{'unequal to' if sign == '!=' else 'in no order with'} everything.",
         "input comparison",
         f"({{input}} {sign} {{comparison}} ? 1.0f : 0.0f)",
@@ -112,7 +112,7 @@ def _comparison(name: str, sign: str, reference, aten: str, commutative: bool = 
 def _logical(name: str, doc: str, inputs: str, form: str, reference, *aten: str) -> Op:
     return _pointwise(
         name,
-        f"1 where {doc}, else 0: a mask, which is stored as BOOLEAN where it is set to that. NaN is not 0.",
+        f"1 if {doc}, else 0: a mask, stored as BOOLEAN if its data type is set so. NaN is not 0.",
         inputs,
         f"({form} ? 1.0f : 0.0f)",
         reference,
@@ -226,7 +226,7 @@ TABLE = (
     ),
     _pointwise(
         "mod",
-        "What is left of input0 after whole multiples of input1, with the sign of input0. NaN where input1 is 0.",
+        "The remainder of input0 / input1, with the sign of input0; NaN if input1 is 0.",
         "input0 input1",
         "fmodf({input0}, {input1})",
         # torch's vectorized form returns NaN for large quotients.
@@ -236,7 +236,7 @@ TABLE = (
     ),
     _pointwise(
         "pow",
-        "input0 to the power of input1; below 0 NaN but for whole powers.",
+        "input0 to the power of input1; NaN for negative input0 unless input1 is whole.",
         "input0 input1",
         "powf({input0}, {input1})",
         # torch's vectorized form has other last bits.
@@ -339,31 +339,31 @@ TABLE = (
     ),
     _function(
         "expm1",
-        "e^input - 1, of which the difference is not rounded.",
+        "e^input - 1, without cancellation near 0.",
         "expm1f({input})",
         lambda p: p.graph.mul(p.grad, p.graph.add(p["output"], 1.0)),
     ),
-    _function("ceil", "The next whole number from input on.", "ceilf({input})", JUMPS),
-    _function("floor", "The last whole number up to input.", "floorf({input})", JUMPS),
-    _function("round", "The nearest whole number, of two the even one.", "rintf({input})", JUMPS),
-    _function("trunc", "input without what is behind its point.", "truncf({input})", JUMPS),
+    _function("ceil", "The smallest whole number not below input.", "ceilf({input})", JUMPS),
+    _function("floor", "The largest whole number not above input.", "floorf({input})", JUMPS),
+    _function("round", "The nearest whole number; ties to even.", "rintf({input})", JUMPS),
+    _function("trunc", "input rounded toward zero to a whole number.", "truncf({input})", JUMPS),
     _function(
         "sin",
-        "Sine of an angle in radians; NaN of infinities.",
+        "Sine of an angle in radians; NaN for infinities.",
         "gf::sin({input})",
         lambda p: p.graph.mul(p.grad, p.graph.cos(p["input"])),
         note="relative error below 3e-7",
     ),
     _function(
         "cos",
-        "Cosine of an angle in radians; NaN of infinities.",
+        "Cosine of an angle in radians; NaN for infinities.",
         "gf::cos({input})",
         lambda p: p.graph.neg(p.graph.mul(p.grad, p.graph.sin(p["input"]))),
         note="relative error below 3e-7",
     ),
     _function(
         "tan",
-        "Tangent of an angle in radians; NaN of infinities.",
+        "Tangent of an angle in radians; NaN for infinities.",
         "gf::tan({input})",
         lambda p: p.graph.mul(p.grad, p.graph.add(p.graph.mul(p["output"], p["output"]), 1.0)),
         note="relative error below 5e-7",
@@ -376,7 +376,7 @@ TABLE = (
     ),
     _pointwise(
         "identity",
-        "input unchanged (a place to change the data type).",
+        "input unchanged, for a change of data type.",
         "input",
         "{input}",
         lambda t, x: x,
@@ -470,7 +470,7 @@ TABLE = (
     _slope(
         "relu",
         "Gradient of relu, from that of its result: loss where input is above lower_clip and at most\n"
-        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN where input is.",
+        "upper_clip, negative_slope * loss up to lower_clip, 0 above upper_clip. NaN if input is.",
         "gf::relu_backward({loss}, {input}, {negative_slope}, {lower_clip}, {upper_clip})",
         references.relu_backward,
         *_CLIPS,
@@ -529,8 +529,8 @@ TABLE = (
     ),
     Op(
         "gen_index",
-        "The number of each element of input along axis, from 0, as a number of the compute data type: FLOAT has all\n"
-        "up to 2^24. Of input only the shape counts. A negative axis counts from the last.",
+        "The index of each element of input along axis, from 0, in the compute data type: FLOAT is exact up to 2^24.\n"
+        "Only the shape of input is used. A negative axis counts from the last.",
         inputs=(Port("input"),),
         infer=shapes.indexed,
         frozen=shapes.axis_frozen,

@@ -58,11 +58,12 @@ def _transposed(p: Pullback, port: str) -> object:
 TABLE = (
     Op(
         "matmul",
-        "The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N], of which one may have extent\n"
-        "1 along a batch axis where the other has more. Strides say how A and B lie: either may be transposed.\n"
-        "A virtual input is read as the type that it declares. Products and sums are in the compute data type, FLOAT\n"
+        "The matrix product C = A B of [batch axes..., M, K] and [batch axes..., K, N]. Extents of 1 along batch axes\n"
+        "broadcast. Strides give the layouts of A and B: either may be transposed.\n"
+        "A virtual input is read in the type that it declares. Products and sums are in the compute data type, FLOAT\n"
         "unless set, in an order that is not specified, and C is rounded once, to its own type. The reference\n"
-        "engine's are torch.matmul's: on a GPU, of FLOAT inputs, as exact as torch.set_float32_matmul_precision says.\n"
+        "engine uses torch.matmul, on a GPU with FLOAT inputs with the precision of\n"
+        "torch.set_float32_matmul_precision.\n"
         "In INT32 they are exact, modulo 2^32. C is row-major unless set.",
         inputs=(Port("A", declared=True), Port("B", declared=True)),
         outputs=(Port("C"),),

@@ -230,9 +230,9 @@ TABLE = (
     Op(
         "gather_rows",
         "Slices of input along its first axis, by number: output[i, ...] = input[index[i, ...], ...]. index, of any\n"
-        "type, INT32 and INT64 among them, has extent 1 along the last axis, and along others where input has more;\n"
-        "it may vary along axes where input has extent 1. The slice of a number that input does not have is NaN;\n"
-        "nothing is read there.",
+        "type, including INT32 and INT64, has extent 1 along the last axis, and along each other axis but the first\n"
+        "either index or input has extent 1. A slice whose number is out of range is NaN, without a read out of\n"
+        "bounds.",
         inputs=(Port("input", moved=True), Port("index", numbers=True)),
         infer=_gathered,
         reference=_gather_rows,
@@ -240,10 +240,10 @@ TABLE = (
     ),
     Op(
         "scatter_rows",
-        "Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. What\n"
-        "no number names stays as it is in memory. A number below 0, or one that output has not, is of no slice:\n"
-        "that one is not written. Of two slices with one number either is written. index is as that of gather_rows;\n"
-        "output must be given its dim, and be an output of the graph: a cache that is filled bit by bit.",
+        "Slices of input along its first axis, written by number: output[index[i, ...], ...] = input[i, ...]. Other\n"
+        "slices of output keep their values in memory, such as those of a cache that is filled step by step. A slice\n"
+        "whose number is out of range is not written. Of two slices with the same number, either is written. index is\n"
+        "as in gather_rows. The dim of output must be set, and it must be an output of the graph.",
         inputs=(Port("input", moved=True), Port("index", numbers=True)),
         outputs=(Port("output", label="OUT_0", kept=True),),
         infer=_scattered,
@@ -253,10 +253,9 @@ TABLE = (
     ),
     Op(
         "add_rows",
-        "Slices of input along its first axis, added up by number: output[index[i, ...], ...] is the sum of those\n"
-        "input[i, ...] whose index it is, 0 where there is none. That is the gradient of gather_rows. A slice of a\n"
-        "number that output does not have counts for nothing. index is as that of gather_rows; output must be given\n"
-        "its dim. The order of the sum is that of i.",
+        "Slices of input along its first axis, summed by number: output[j, ...] is the sum of input[i, ...] over all\n"
+        "i with index[i, ...] = j, in the order of i; 0 if there are none. It is the gradient of gather_rows. Slices\n"
+        "whose number is out of range are ignored. index is as in gather_rows. The dim of output must be set.",
         inputs=(Port("input"), Port("index", numbers=True)),
         infer=_added,
         frozen=with_dim,
@@ -265,11 +264,11 @@ TABLE = (
     ),
     Op(
         "rotate_pairs",
-        "Rotary position embedding (Su et al. 2021): pairs of columns of input, rotated by angles of which cos and\n"
-        "sin are given, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
+        "Rotary position embedding (Su et al. 2021): pairs of columns of input are rotated by angles, given as cos\n"
+        "and sin, one for each pair: (x, y) becomes (x cos - y sin, y cos + x sin). With n pairs, columns i and\n"
         "n + i are a pair (half-split, as in GPT-NeoX), or, interleaved, columns 2 i and 2 i + 1 (GPT-J). Columns\n"
-        "from 2 n on are as they were. inverse rotates back, which is the gradient. cos and sin broadcast along all\n"
-        "axes but the last. rope takes angles.",
+        "from 2 n on are unchanged. inverse rotates back, which is the gradient. cos and sin broadcast along all axes\n"
+        "but the last. rope takes angles.",
         inputs=(Port("input"), Port("cos"), Port("sin")),
         infer=_rotated,
         reference=_rotate_pairs,
@@ -278,17 +277,17 @@ TABLE = (
     ),
     _rope(
         "rope",
-        "Rotary position embedding by angles: of input, samples x heads x rows x columns, the last rope_dim columns\n"
-        "are rotated, in rotate_pairs' half-split pairs; all are multiplied by output_scale. freqs has a row of\n"
-        "angles in radians for each of input's rows, and may have more: [rows, 1, 1, rope_dim], of which the first\n"
-        "half of the columns counts and the other may be missing. rope_dim 0: all columns.",
+        "Rotary position embedding by angles: the last rope_dim columns of input, [samples, heads, rows, columns],\n"
+        "are rotated, in rotate_pairs' half-split pairs; all columns are multiplied by output_scale. freqs has a row\n"
+        "of angles in radians for each of input's rows, or more rows: [rows, 1, 1, rope_dim]. Only the first half of\n"
+        "its columns is used, and the other half may be missing. rope_dim 0: all columns.",
         "input",
         Port("output", label="OUTPUT"),
         other="rope_backward",
     ),
     _rope(
         "rope_backward",
-        "Gradient of rope's input, from dY, that of its output: rotated by the same angles the other way, and\n"
+        "Gradient of rope's input, from dY, that of its output: dY rotated back by the same angles, and\n"
         "multiplied by output_scale. Angles have no gradient. Returns DX.",
         "dY",
         Port("DX"),
@@ -297,9 +296,9 @@ TABLE = (
     ),
     Op(
         "turn_pairs",
-        "Pairs of columns of input, turned by a right angle: (x, y) becomes (-y, x). Pairs are as those of\n"
-        "rotate_pairs, of all columns. So input * cos + turn_pairs(input) * sin is a rotation whose cosines and sines\n"
-        "have a column for each of input's.",
+        "Pairs of columns of input, rotated by a right angle: (x, y) becomes (-y, x). All columns are in pairs, as in\n"
+        "rotate_pairs. So input * cos + turn_pairs(input) * sin is a rotation with cosines and sines for each column\n"
+        "of input.",
         inputs=(Port("input"),),
         infer=_turned,
         reference=_turn_pairs,

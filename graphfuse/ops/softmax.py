@@ -57,8 +57,8 @@ _along_axis = partial(Op, frozen=shapes.axis_frozen, attributes=(_AXIS,))
 TABLE = (
     _along_axis(
         "softmax",
-        "e^input over its sum along axis, by way of e^(input - m) with m the largest along axis, so that nothing\n"
-        "overflows. -infinity becomes 0. Where all are -infinity, or one is infinity or NaN, all become NaN.",
+        "e^input divided by its sum along axis, computed from e^(input - m), with m the largest along axis, so that\n"
+        "nothing overflows. -infinity becomes 0. If all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
         infer=shapes.softmax,
         expansion=Expansion(_softmax, _of_axis),
@@ -67,7 +67,7 @@ TABLE = (
     _along_axis(
         "log_softmax",
         "The logarithm of softmax along axis, as input - m - log(sum(e^(input - m))) with m the largest along axis.\n"
-        "-infinity remains. Where all are -infinity, or one is infinity or NaN, all become NaN.",
+        "-infinity remains. If all are -infinity, or one is infinity or NaN, all become NaN.",
         inputs=(Port("input"),),
         infer=shapes.softmax,
         expansion=Expansion(_log_softmax, _of_axis),
@@ -76,7 +76,7 @@ TABLE = (
     _along_axis(
         "logsumexp",
         "log(sum(e^input)) along axis, whose extent becomes 1, as m + log(sum(e^(input - m))) with m the largest\n"
-        "along axis. Where all are -infinity it is -infinity, where one is infinity and none NaN, infinity.\n"
+        "along axis. If all are -infinity, it is -infinity; if one is infinity and none NaN, infinity.\n"
         "Stored as FLOAT unless set otherwise.",
         inputs=(Port("input"),),
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),

@@ -44,8 +44,8 @@ _TABLE = (
         "reduction",
         "One number per group of elements, by mode: ADD sum, MUL product, MIN, MAX, AMAX max|input|,\n"
         "AVG mean, NORM1 sum|input|, NORM2 sqrt(sum input^2), MUL_NO_ZEROS product of all but zeros.\n"
-        "set_dim of the result says which axes are reduced: those where it is 1; unset, all of them.\n"
-        "NaN stays NaN. The order of sums and products is not specified. Of no elements: 0, 1 for\n"
+        "set_dim of the result determines the reduced axes: those of extent 1; all axes if it is unset.\n"
+        "NaN stays NaN. The order of sums and products is not specified. Results for no elements: 0, 1 for\n"
         "products, +-infinity for MIN and MAX, NaN for AVG. Stored as FLOAT unless set otherwise.",
         inputs=(Port("input"),),
         outputs=(Port("output", dtype=data_type.FLOAT, label="OUT_0"),),
@@ -65,14 +65,14 @@ _TABLE = (
         "block_size 32, MXFP8 and MXFP4 (OCP Microscaling Formats 1.0): FP8_E4M3 elements, or\n"
         "FP8_E5M2 or FP4_E2M1 if set, FP8_E8M0 scales.\n"
         "block_size 128: FP8_E4M3 elements, or FP8_E5M2 if set, FLOAT scales, or FP8_E8M0 if set.\n"
-        "FLOAT scales are rounded by the product alone and never below 2^-126, which is that of zeros; an\n"
-        "infinity in a block makes its scale infinite, all that is finite zero and the infinity NaN.\n"
+        "FLOAT scales are that product, and at least 2^-126, also for blocks of zeros; an infinity in a block\n"
+        "makes its scale infinite, its finite elements zero and the infinity NaN.\n"
         "FP8_E4M3 scales round to nearest even and saturate; a block whose scale rounds to zero becomes\n"
         "zeros. FP8_E8M0 scales round up to a power of two from 2^-127 to 2^127, as cuDNN's and\n"
         "FlashInfer's do, so that no element saturates; the conversion that OCP describes rounds down.\n"
         "Elements round to nearest even and saturate, those of FP4 after rounding to a multiple of\n"
-        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). scale reordered as F8_128x4 may have the extents of whole\n"
-        "tiles, as block_scale_dequantize reads them; zeros fill these. Returns [Y, scale].",
+        "2^-22 (2^-21 from 2 on, 2^-20 from 4 on). A scale reordered as F8_128x4 may have the extents of\n"
+        "whole tiles, as block_scale_dequantize reads them; its padding is zero. Returns [Y, scale].",
         inputs=(Port("input"),),
         outputs=(Port("Y"), Port("scale", scales="axis")),
         infer=shapes.quantized,
