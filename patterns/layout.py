@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.contract.engine import No
 from graphfuse.op_graph.ir import FrozenTensor, TensorId
+from graphfuse.ops.layouts import merge
 from graphfuse.patterns.axes import Axes
 from graphfuse.patterns.sections import Section
 from graphfuse.rows.program import Extent
@@ -86,17 +87,3 @@ def _is_row_stride(tensor: FrozenTensor, axis: int, rows: Axes) -> bool:
     return not tensor.stride[axis] or tensor.stride[axis] > sum(
         (tensor.dim[a] - 1) * tensor.stride[a] for a in rows.columns
     )
-
-
-def merge(axes) -> tuple[tuple[int, int], ...]:
-    """(extent, stride) pairs, outermost first, without extents of 1, and with neighbours merged if one stride serves
-    both."""
-    merged: list[tuple[int, int]] = []
-    for extent, stride in axes:
-        if extent == 1:
-            continue
-        if merged and merged[-1][1] == extent * stride:
-            merged[-1] = (merged[-1][0] * extent, stride)
-        else:
-            merged.append((extent, stride))
-    return tuple(merged)

@@ -6,6 +6,8 @@ for the call's own count. The number of classes grows with the logarithm of the 
 
 from collections.abc import Callable, Sequence
 
+from graphfuse.ops.layouts import merge
+
 ROW_CLASS = "(count if count < 16 else -(-count >> (s := count.bit_length() - 4)) << s)"
 """The class of a count, as a Python expression: its largest count, which has four significant bits at most."""
 
@@ -16,10 +18,7 @@ def joined(shape: Sequence[int], stride: Sequence[int], leading: int) -> int | N
     """The stride of the leading axes merged to one row axis; None if no single stride addresses them.
 
     If all leading extents are 1, the stride is that of slices without gaps."""
-    axes = [(e, s) for e, s in zip(shape[:leading], stride, strict=False) if e != 1]
+    axes = merge(zip(shape[:leading], stride, strict=False))
     if not axes:
         return 1 + sum((e - 1) * s for e, s in zip(shape[leading:], stride[leading:], strict=True))
-    for (_, outer), (extent, inner) in zip(axes, axes[1:], strict=False):
-        if outer != extent * inner:
-            return None
-    return axes[-1][1]
+    return axes[0][1] if len(axes) == 1 else None

@@ -1,6 +1,6 @@
-"""Default strides of outputs, as in cuDNN."""
+"""Default strides of outputs, as in cuDNN, and axes that one stride serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from graphfuse.ops.op import Attributes, Shape, Stride
 
@@ -32,3 +32,17 @@ def row_major(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) 
 def channels_last(dim: Shape, attributes: Attributes, inputs: Mapping[str, Stride]) -> Stride:
     """Strides of [N, C, spatial axes...] with C innermost, whatever the inputs' layouts."""
     return packed_stride(dim, [0, *range(2, len(dim)), 1])
+
+
+def merge(axes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """(extent, stride) pairs, outermost first, without extents of 1, and with neighbours merged if one stride serves
+    both."""
+    merged: list[tuple[int, int]] = []
+    for extent, stride in axes:
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        else:
+            merged.append((extent, stride))
+    return tuple(merged)
