@@ -2,7 +2,7 @@
 
     mark and version | kind of digest | lengths of the head and of each piece | head | pieces | digest
 
-The digest is SHA-256 or, with a key, HMAC-SHA256. SHA-256 detects damage only: whoever changes the bytes can recompute
+The digest is SHA-256 or, with a key, HMAC-SHA256. SHA-256 detects damage only: one can change the bytes and recompute
 it. HMAC-SHA256 needs the key. Head and pieces are read only if the digest is right.
 """
 

@@ -140,14 +140,14 @@ class Walk:
             graph=self.graph,
             attributes=node.attributes,
             grads=grads,
-            asked=asked,
+            requested=asked,
             given=frozenset(node.inputs),
             outputs=frozenset(node.outputs) - node.absent,
             value_of=lambda port: self.value(tensors[port]),
             dim_of=lambda port: tuple(tensors[port].get_dim()),
             has_value=lambda port: tensors[port] in self._values,
             expand=self.expanded,
-            drawn=self._drawn.setdefault(id(node), {}),
+            shared=self._drawn.setdefault(id(node), {}),
         )
 
     def _summed(self, grad: Tensor, dim: tuple[int, ...], made: tuple[int, ...]) -> Tensor:

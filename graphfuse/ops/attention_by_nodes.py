@@ -35,7 +35,7 @@ class AttentionNodes:
 
     where: beginning of error messages.
     inputs, attributes: those of the replaced node.
-    asked: names of the options that the user gave.
+    options: names of the options that the user gave.
     compute: the type that nodes compute in.
     name: of the replaced node; the node of the first result gets it.
     """
@@ -45,12 +45,12 @@ class AttentionNodes:
     inputs: Mapping[str, Any]
     attributes: Attributes
     functions: Functions
-    asked: Sequence[str]
+    options: Sequence[str]
     compute: data_type
     name: str
 
     def __post_init__(self) -> None:
-        others = [name for name in (*self.inputs, *self.asked) if name not in (*_READ, *_MEANT, *_CHANGES_NOTHING)]
+        others = [name for name in (*self.inputs, *self.options) if name not in (*_READ, *_MEANT, *_CHANGES_NOTHING)]
         if others:
             raise GraphNotSupportedError(
                 f"{self.where}: {others[0]} is given beside {' and '.join(self.functions)}; instead: what the function "

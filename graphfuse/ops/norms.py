@@ -125,7 +125,7 @@ def gradients(
     }
 
 
-_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=lambda p: "bias" in p.asked and "scale" in p)
+_OF_RMSNORM = gradients("rmsnorm_backward", "inv_variance", has_dbias=lambda p: "bias" in p.requested and "scale" in p)
 OF_LAYERNORM = gradients("layernorm_backward", "mean", "inv_variance")
 RECOMPUTE = {"Y": _recomputed}
 TRAINING = {"norm_forward_phase": norm_forward_phase.TRAINING}

@@ -21,26 +21,26 @@ class Pullback:
     graph: the backward graph, whose op methods rules call.
     attributes: the node's, as the user gave them.
     grads: gradients of its outputs by port; each has its output's shape, or extents of 1 along which it is the same.
-    asked: the input ports whose gradients are built.
+    requested: the input ports whose gradients are built.
     given: the input ports that are connected.
     outputs: the output ports that the node writes.
     value_of, dim_of: the value and the shape of a port.
     has_value: whether the backward graph already has the value of a port.
     expand: converts a gradient, or a number, to a tensor of a shape.
-    drawn: results that rules share: output port -> its gradient in full shape; function -> its result (`once`).
+    shared: results that rules share: output port -> its gradient in full shape; function -> its result (`once`).
     """
 
     graph: Any
     attributes: Mapping[str, object]
     grads: Mapping[str, Any]
-    asked: frozenset[str]
+    requested: frozenset[str]
     given: frozenset[str]
     outputs: frozenset[str]
     value_of: Callable[[str], Any]
     dim_of: Callable[[str], Shape]
     has_value: Callable[[str], bool]
     expand: Callable[[Any, Shape], Any]
-    drawn: dict[Any, Any] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
 
     def __getitem__(self, port: str) -> Any:
         """Value of an input or output port: a tensor of the backward graph, or a constant's number."""
@@ -61,18 +61,18 @@ class Pullback:
 
     def whole(self, port: str) -> Any:
         """Gradient of an output, broadcast to the output's shape."""
-        if port not in self.drawn:
-            self.drawn[port] = self.expand(self.grads[port], self.dim_of(port))
-        return self.drawn[port]
+        if port not in self.shared:
+            self.shared[port] = self.expand(self.grads[port], self.dim_of(port))
+        return self.shared[port]
 
     def zeros(self, dim: Shape) -> Any:
         return self.expand(0.0, dim)
 
-    def once(self, draw: Callable[["Pullback"], Any]) -> Any:
-        """Result of `draw`, called once for all rules of the node."""
-        if draw not in self.drawn:
-            self.drawn[draw] = draw(self)
-        return self.drawn[draw]
+    def once(self, build: Callable[["Pullback"], Any]) -> Any:
+        """Result of `build`, called once for all rules of the node."""
+        if build not in self.shared:
+            self.shared[build] = build(self)
+        return self.shared[build]
 
     def elements(self, port: str) -> int:
         """Number of elements of "input" that are reduced to one of an output."""

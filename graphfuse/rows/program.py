@@ -1,4 +1,4 @@
-"""Row programs: what a fused kernel computes for each row of tensors seen as rows x columns.
+"""Row programs: what a fused kernel computes for each row of tensors viewed as rows x columns.
 
 A program is a straight line of steps. Most are pointwise ops, on values of one per element, column, row or tensor.
 `Reduce` makes one value of a row. It divides the program into phases: steps before the reduction, and steps that need
