@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from graphfuse.api import pygraph
-from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.tensor import Tensor
 
 Attributes = dict[str, object]
