@@ -17,9 +17,9 @@ from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import tensor_reordering
 from graphfuse.base.errors import GraphStateError, GraphTypeError, GraphValidationError
 from graphfuse.op_graph.freeze import freeze, infer
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.op_methods import OpMethods
-from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
 from graphfuse.op_graph.tensor import Tensor, checked_name, checked_number, checked_type, plain_number
 from graphfuse.ops import Op
 

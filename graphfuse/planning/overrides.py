@@ -12,8 +12,8 @@ from graphfuse.base.errors import GraphValidationError, VariantPackError, Varian
 from graphfuse.base.wording import counted, with_article
 from graphfuse.op_graph import ir
 from graphfuse.op_graph.freeze import freeze
+from graphfuse.op_graph.graph_record import GraphRecord, NodeRecord
 from graphfuse.op_graph.ir import packed_stride
-from graphfuse.op_graph.graph_record import NodeRecord, GraphRecord
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.ops import EXPANSIONS
 

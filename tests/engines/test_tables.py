@@ -62,7 +62,10 @@ def test_a_table_names_its_engine_and_chip_and_planning_uses_all_of_it(path):
     for problem, entry in known.items():
         part = benched[problem]
         (first, *_) = tunings.ranked(part.engine, part.facts, device, heur_mode.A)
-        assert (first.why, first.knobs) == (origin_text(entry), knobs_from_dict(part.engine, entry.knobs))  # of its rows
+        assert (first.why, first.knobs) == (
+            origin_text(entry),
+            knobs_from_dict(part.engine, entry.knobs),
+        )  # of its rows
 
 
 def identity(problem: ProblemClass | TunedEntry) -> str:
