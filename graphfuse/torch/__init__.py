@@ -1,10 +1,10 @@
-"""Norms, rotation, softmax, attention and cross entropy for training: operators with gradients, and modules that
-replace torch's.
+"""Operators with gradients for training, and modules that replace torch's: norms, rotary embedding, softmax, attention
+and cross entropy.
 
-Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph
-forward and one backward. For backward it keeps what that graph reads: the normalized tensor, the weight, the gate and
-the statistics of each row; for softmax the result. Attention with sinks is torch's own, and no graph. docs/training.md
-is for users. ``fuse`` puts the operators into models (docs/models.md).
+Each operator is ``graphfuse::NAME``. It computes in float32, or in float64 if a tensor is float64. It runs one graph in
+forward and one in backward. For backward it keeps what the backward graph reads: for norms the normalized tensor, the
+weight, the gate and the statistics of each row; for softmax the result. Attention with sinks calls torch's kernels
+instead of a graph. ``fuse`` puts the operators into models. Users read docs/training.md and docs/models.md.
 """
 
 from graphfuse.torch import sharding

@@ -1,1 +1,1 @@
-"""Modules that replace torch's, made of the operators."""
+"""Modules that replace torch's norms and call the operators."""

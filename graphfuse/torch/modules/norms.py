@@ -1,4 +1,4 @@
-"""Modules that replace ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``, with their parameters, state dicts and
+"""Modules that replace ``torch.nn.RMSNorm`` and ``torch.nn.LayerNorm``, with the same parameters, state dicts and
 arguments."""
 
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ def _declines(*values: object) -> object:
 
 
 class _Norm:
-    """Base of modules that take the place of torch's norms.
+    """Base of modules that replace torch's norms.
 
-    _last: the fast path of the last call without gradients, and what the module had then that the call depends on.
+    _last: the fast path of the last call without gradients, and the parameters and epsilon of that call.
     """
 
-    _operators: ClassVar[tuple[Operator, ...]]  # with one of its parameters, with two
-    _affine: ClassVar[tuple[str, ...]]  # the names of its parameters
+    _operators: ClassVar[tuple[Operator, ...]]  # with one parameter, with two
+    _affine: ClassVar[tuple[str, ...]]  # names of its parameters
     _last: tuple
 
     def __init__(self, normalized_shape: int | Sequence[int], *arguments: Any, **options: Any) -> None:
@@ -44,31 +44,31 @@ class _Norm:
                 "normalized_shape must be an int or a sequence of ints, got Tensor; give tensors to the module made"
             )
         super().__init__(normalized_shape, *arguments, **options)
-        sharding.prepare()  # a compiled model makes no call that would
+        sharding.prepare()  # now, as calls of a compiled model do not do it
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_last"}
 
     def _scales(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Operator, tuple[torch.Tensor | None, ...]]:
-        """The operator for what the module has, and what of that it takes."""
+        """Operator for the module's parameters, and those of them that it takes."""
         own = self._parameters
         weight, bias = own.get("weight", self), own.get("bias", self) if "bias" in self._affine else None
-        computed = weight is self or bias is self  # by something else
-        if computed or weight is None:  # which would tell the shape
+        computed = weight is self or bias is self  # as by a parametrization
+        if computed or weight is None:  # nothing else compares x with normalized_shape
             self._check(tensors)
         if computed:
             weight, bias = self.weight, getattr(self, "bias", None)
         return (self._operators[0], (weight,)) if bias is None else (self._operators[1], (weight, bias))
 
     def _run(self, tensors: tuple[torch.Tensor, ...]):
-        """The operator over all dimensions of normalized_shape as one."""
+        """Result of the operator. All dimensions of normalized_shape are flattened to one."""
         (operator, scales), count = self._scales(tensors), len(self.normalized_shape)
         eps = self.eps if self.eps is not None else epsilon(None, tensors[0])
         if count == 1:
             try:
                 return operator.run(*tensors, *scales, eps)
             except VariantPackError:
-                self._check(tensors)  # says it in the module's words
+                self._check(tensors)  # raises the module's own error for wrong shapes
                 raise
         self._check(tensors)
         flat = (None if t is None else t.flatten() for t in scales)
@@ -77,7 +77,8 @@ class _Norm:
         return tuple(y.unflatten(-1, shape) for y in made) if isinstance(made, tuple) else made.unflatten(-1, shape)
 
     def _run_and_keep(self, tensors: tuple[torch.Tensor, ...]):
-        """`_run`, keeping its fast path for the next call, unless a parameter is computed (as by a parametrization)."""
+        """Result of `_run`. Keeps its fast path for the next call, unless a parameter is computed (as by a
+        parametrization)."""
         made = self._run(tensors)
         known = (getattr(self, name) is self._parameters.get(name, self) for name in self._affine)
         if len(self.normalized_shape) == 1 and all(known):
@@ -89,10 +90,10 @@ class _Norm:
 
     def _check(self, tensors: tuple[torch.Tensor, ...]) -> None:
         shape = self.normalized_shape
-        for name, t in zip(self._operators[0].tensors, tensors, strict=False):  # a weight comes behind
+        for name, t in zip(self._operators[0].tensors, tensors, strict=False):  # names of parameters come last
             if not isinstance(t, torch.Tensor):
                 raise VariantPackTypeError(f"{name} must be a torch tensor, got {type(t).__name__}")
-            if t.is_nested:  # whose shape torch would not tell
+            if t.is_nested:  # torch does not give the shape of nested tensors
                 raise VariantPackTypeError(f"{name} is a nested tensor; accepted: layout torch.strided")
             if t.shape[-len(shape) :] != shape:
                 accepted = ", ".join(map(str, shape))
@@ -100,11 +101,12 @@ class _Norm:
 
 
 class RMSNorm(_Norm, torch.nn.RMSNorm):
-    """``torch.nn.RMSNorm`` by ``rms_norm``: normalized_shape, eps, elementwise_affine, device and dtype as there."""
+    """``torch.nn.RMSNorm`` computed by ``rms_norm``, with the same arguments: normalized_shape, eps,
+    elementwise_affine, device and dtype."""
 
     _operators = (RMS_NORM,)
     _affine = ("weight",)
-    # The weight and epsilon, and the epsilon as a number.
+    # Fast path, weight, epsilon as the module has it, and epsilon as a number.
     _last: tuple[Callable[..., object], torch.Tensor | None, float | None, float] = (_declines, None, None, 0.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -120,13 +122,13 @@ class RMSNorm(_Norm, torch.nn.RMSNorm):
 
 
 class RMSNormSiLU(RMSNorm):
-    """SiLU of RMSNorm, by ``rms_norm_silu``."""
+    """SiLU of RMSNorm, computed by ``rms_norm_silu``."""
 
     _operators = (RMS_NORM_SILU,)
 
 
 class AddRMSNorm(RMSNorm):
-    """RMSNorm of a residual sum, by ``add_rms_norm``."""
+    """RMSNorm of a residual sum, computed by ``add_rms_norm``."""
 
     _operators = (ADD_RMS_NORM,)
 
@@ -143,12 +145,12 @@ class AddRMSNorm(RMSNorm):
 
 
 class LayerNorm(_Norm, torch.nn.LayerNorm):
-    """``torch.nn.LayerNorm`` by ``layer_norm``: normalized_shape, eps, elementwise_affine, bias, device and dtype as
-    there."""
+    """``torch.nn.LayerNorm`` computed by ``layer_norm``, with the same arguments: normalized_shape, eps,
+    elementwise_affine, bias, device and dtype."""
 
     _operators = (LAYER_NORM, LAYER_NORM_BIAS)
     _affine = ("weight", "bias")
-    # Weight, bias and epsilon, and what the fast path takes of them.
+    # Fast path, weight, bias, epsilon, and the fast path's arguments after x.
     _last: tuple[Callable[..., object], torch.Tensor | None, torch.Tensor | None, float | None, tuple] = (
         _declines,
         None,

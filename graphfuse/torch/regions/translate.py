@@ -192,7 +192,7 @@ class TranslatedGraph:
         return node in self._inside and any(isinstance(v, Value) and v.step is not None for v in outside)
 
     def _tensors(self, node: Node, reader: Node):
-        """GraphRecord tensors of a node, with their values."""
+        """Recorded tensors of a node, with their values."""
         recorded, value = self.recorded(node, reader), self.values.get(node)
         if reader in self._inside and node not in self._inside or (node, reader) in self.in_memory:
             value = None
