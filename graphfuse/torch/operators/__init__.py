@@ -1,1 +1,1 @@
-"""Operators of torch with gradients: the graphs of each, and the formula that joins them."""
+"""Operators of torch with gradients: their graphs, and the autograd formula that joins the graphs."""

@@ -13,7 +13,8 @@ SCALE, SHIFT = TensorParameter("scale", TYPES, samples("x")), TensorParameter("s
 
 @dataclass(frozen=True)
 class AdaLayerNorm(ByRule):
-    """Layer norm of x, times scale + 1, plus shift: of a row of these for each sample, for all rows, or for each."""
+    """Layer norm of x, times scale + 1, plus shift. scale and shift have a row for each sample, one for all rows, or
+    one for each row."""
 
     tensors = (X, SCALE, SHIFT)
     statistics = (MEAN, INVERSE_STD)

@@ -1,4 +1,5 @@
-"""Two computations of one kind as one, of tensors of rows that differ in an extent, as of queries and keys in heads."""
+"""Two computations of one kind in one, for row tensors that differ in an extent, such as queries and keys in number of
+heads."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -13,11 +14,12 @@ T = TypeVar("T")
 
 
 class Both(Computation):
-    """Computation whose tensors are those of `each` in turn. Forward is drawn for both at once; gradients of either are
-    drawn by the computation that it has alone.
+    """Computation with the tensors of `each` in turn. Forward is drawn for both at once, the gradients of each by its
+    own computation.
 
-    each: both, whose tensors have different names, but for what both read. That has no gradient.
-    rows: shapes that the second's tensor of rows may have.
+    each: the two computations. Their tensors have different names, except tensors that both read; these have no
+    gradient.
+    rows: shapes that the row tensor of the second may have.
     """
 
     each: tuple[Computation, Computation]
@@ -42,7 +44,7 @@ class Both(Computation):
 
     @cached_property
     def shared_names(self) -> set[str]:
-        """Names of what both read."""
+        """Names of tensors that both read."""
         first, second = ({a.name for a in one.tensors} for one in self.each)
         return first & second
 

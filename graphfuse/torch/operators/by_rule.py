@@ -1,6 +1,6 @@
-"""The backward graph of an operator, by the rules of the ops that its forward graph has.
+"""The backward graph of an operator, made by the gradient rules of the ops in its forward graph.
 
-The forward graph is drawn anew, for tensors like those that backward reads, and walked back. No graph runs it.
+The forward graph is drawn again, for tensors like those that backward reads, and walked backwards. It is never run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from graphfuse.torch.operators.computation import Computation
 
 
 def empty_graph(name: str, kind: data_type) -> pygraph:
-    """A graph that computes in a type, and rounds what declares another."""
+    """A graph that computes in a type, and rounds tensors that declare another."""
     types = {"intermediate_data_type": kind, "compute_data_type": kind}
     return pygraph(name, **types, intermediate_rounding="declared")
 
 
 class Pulled:
-    """A forward graph, the backward graph that is drawn, and the tensors of both by what they are called.
+    """A forward graph and the backward graph that is drawn from it, with their tensors by name.
 
-    d: the backward graph. of: whose forward graph it is. draw: draws that.
+    d: the backward graph. of: the computation of both. draw: draws the forward graph.
     """
 
     def __init__(self, d: GraphBuilder, of: Computation, draw: Callable[[GraphBuilder], None]):
@@ -48,11 +48,11 @@ class Pulled:
         self.walk = Walk(graph, d.graph, self.read)
 
     def name(self, kept: str) -> str:
-        """Name of a tensor that is kept as backward has it."""
+        """Name that a kept tensor has in backward."""
         return self.of.normalized.name if kept == self.of.kept[0] else kept
 
     def read(self, t: Tensor) -> Tensor | None:
-        """Tensor of backward with the value of one of forward; None where it is computed again."""
+        """Tensor of backward with the value of a tensor of forward; None if it is computed again."""
         name = self._names.get(t)
         if name in self.of.numbers:
             return self.d.number(name)
@@ -64,18 +64,18 @@ class Pulled:
 
     @cached_property
     def asked(self) -> Mapping[Tensor, str]:
-        """Names of the gradients that are asked for, by the tensors of forward."""
+        """Names of the gradients that are requested, by the tensors of forward."""
         return {t: f"d{name}" for t, name in self.given.items() if f"d{name}" in self.d}
 
     def gradients(self, wanted: Collection[Tensor]) -> dict[Tensor, Tensor]:
-        """Gradients of tensors of forward, by way of those results whose gradients backward has."""
+        """Gradients of tensors of forward, through those results whose gradients backward has."""
         pairs = ((self.made[a.name], grad) for a, grad in zip(self.of.results, self.of.incoming, strict=True))
         given = {made: self.d.like(grad, made) for made, grad in pairs if grad in self.d}
         return self.walk.gradients(given, wanted)
 
     def _layouts(self) -> dict[str, Layout]:
-        """Layouts of what forward reads, and of what it writes, without gaps. Those that backward lacks are like
-        those that it has."""
+        """Layouts of what forward reads, and, without gaps, of what it writes. Tensors that backward lacks are laid out
+        like those that it has."""
         known, of, layouts, shapes = self.d.layouts, self.of, {}, {}
         base = known[self.name(of.kept[0])]
         for a in (*of.tensors, *of.results, *of.statistics):
@@ -91,7 +91,7 @@ class Pulled:
 
 
 class ByRule(Computation):
-    """Computation whose gradients the rules draw."""
+    """Computation whose gradients are drawn by the rules of its ops."""
 
     def _backward(self, d: GraphBuilder) -> None:
         pulled = Pulled(d, self, self._forward)
@@ -103,8 +103,8 @@ class ByRule(Computation):
 
 
 def store(d: GraphBuilder, gradients: dict[str, Tensor], of_rows: Collection[str] = ()) -> None:
-    """Write gradients to arguments. What is read, or is the gradient of several, is not rounded for the others.
-    of_rows: arguments that have a value a row and no last dimension."""
+    """Write gradients to arguments. A gradient that other nodes or arguments share is copied first, as writing rounds
+    it. of_rows: arguments that have a value a row and no last dimension."""
     read = [t for node in d.graph.nodes for t in node.inputs.values()] + [*gradients.values()]
     for name, grad in gradients.items():
         several = sum(t is grad for t in read) > 1 or not grad.get_is_virtual()

@@ -1,7 +1,5 @@
-"""Kernels of group norm: moments of rows, and channels times one number plus another, alone or with SiLU behind it.
-
-They are for inference.
-"""
+"""Kernels of group norm for inference: moments of rows, and channels times one number plus another, with or without
+SiLU."""
 
 from collections.abc import Mapping
 
@@ -17,8 +15,8 @@ from graphfuse.op_graph.tensor import Tensor
 
 
 def _of_channels(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
-    """A number of each channel of each sample, of input as [samples, channels, pieces, places of a piece], or as
-    [samples, places, channels]."""
+    """Shape of a number for each channel of each sample. The input is [samples, channels, pieces, places of a piece],
+    or [samples, places, channels]."""
     samples, *others = shapes["input"]
     return ((samples, others[0], 1, 1) if len(others) == 3 else (samples, 1, others[-1]),)
 
@@ -48,9 +46,9 @@ def row_moments(
     mean: torch.Tensor | None = None,
     variance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean of each row of input, and eps + the mean of the squares of what differs from it, in float32.
+    """Mean of each row of input, and eps + its variance (the mean of the squared distances from the mean), in float32.
 
-    input: (..., columns), any strides; bfloat16, float16 or float32. mean, variance: (..., 1). Errors as of
+    input: (..., columns), any strides; bfloat16, float16 or float32. mean, variance: (..., 1). Errors as in
     ``rmsnorm``.
     """
 
@@ -63,8 +61,8 @@ def scaled_channels(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """input * scale + shift, rounded once. input: (samples, channels, pieces, places of a piece), or (samples, places,
-    channels); bfloat16, float16 or float32. scale, shift: float32, (samples, channels, 1, 1) or (samples, 1,
-    channels). Errors as of ``rmsnorm``."""
+    channels); bfloat16, float16 or float32. scale, shift: float32, (samples, channels, 1, 1) or (samples, 1, channels).
+    Errors as in ``rmsnorm``."""
 
 
 @function(Variant(_ARGUMENTS, lambda d: d.store("out", d.graph.swish(d.rounded(_scaled(d), "input")))), "out")

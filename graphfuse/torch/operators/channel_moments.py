@@ -1,7 +1,7 @@
-"""Moments of pieces of channels: all of a GPU works at them, however few groups are normalized. Nothing is moved:
-channels may be last in memory, or places.
+"""Mean and variance of equal pieces of channels, so that a whole GPU computes them even if few groups are normalized.
+Nothing is copied, whether channels are last in memory, or places (such as pixels).
 
-``graphfuse::channel_moments`` is the operator for graphs that are compiled, in any layout that its input gets there.
+``graphfuse::channel_moments`` is the operator for compiled graphs. It accepts any layout that its input has there.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from graphfuse.functional.operator import LIBRARY
 from graphfuse.torch.operators.channel_kernels import row_moments
 
 _SHORTEST, _LONGEST = 16, 256
-"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. Moments of shorter
-ones would be as many bytes as are read."""
+"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. The moments of
+shorter pieces would be as many bytes as are read."""
 
 
 def piece(extents: Sequence[int]) -> int:
-    """Places of a piece, by the extents of all places; 0 where pieces would be too short."""
+    """Places of a piece, given the extents of all places; 0 if pieces would be too short."""
     places = math.prod(extents)
     found = min(places & -places, _LONGEST)
     return found if found >= _SHORTEST else 0
 
 
 def in_pieces(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-    """A view of (samples, channels, ...) as (samples, channels, pieces, places of a piece), and whether channels are
-    last in memory. None where x has no such view, or no such pieces."""
+    """View of (samples, channels, ...) as (samples, channels, pieces, places of a piece), and whether channels are last
+    in memory. None if x has no such view, or no such pieces."""
     n, c, *extents = x.shape
     if not (places := piece(extents)):
         return None
@@ -40,7 +40,7 @@ def in_pieces(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
 
 
 def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
-    """A view of a tensor, whose last elements touch; None where there is none."""
+    """View of a tensor that is contiguous along its last dimension; None if there is none."""
     try:
         view = t.view(shape)
     except RuntimeError:
@@ -49,7 +49,7 @@ def _viewed(t: torch.Tensor, *shape: int) -> torch.Tensor | None:
 
 
 def moments(pieces: torch.Tensor, last: bool, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean of each piece, and eps + its variance, float32, (samples, channels, pieces). pieces, last: as of
+    """Mean of each piece, and eps + its variance: float32, (samples, channels, pieces). pieces, last: results of
     ``in_pieces``."""
     found = row_moments(pieces.transpose(1, 2) if last else pieces, eps)
     mean, variance = (t.squeeze(-1).transpose(1, 2) if last else t.squeeze(-1) for t in found)

@@ -1,4 +1,5 @@
-"""What a differentiable operator computes, as data: its tensors, and its graphs for inference, training, gradients."""
+"""Description of what a differentiable operator computes: its tensors, and its graphs for inference, training and
+gradients."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -26,21 +27,22 @@ STATISTICS = types(data_type.FLOAT, data_type.DOUBLE)
 
 
 def type_computed_in(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """The type that is computed in: gradients are as exact as results."""
+    """Type that is computed in: float64 if a tensor is float64, otherwise float32. Gradients are as exact as
+    results."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors.values()) else torch.float32
 
 
 def gradient_of(name: str, of: str | None = None, **kind: object) -> TensorParameter:
-    """The gradient of a tensor, made where it is asked for. of: the tensor that has its shape and type. kind: other
-    fields, in the place of those."""
+    """The gradient of a tensor, made if requested. of: the tensor that has its shape and type. kind: other fields,
+    which override these."""
     of = of or name
     fields = {"types": TYPES, "shape": like(of), "new": type_of(of), "asked": f"needs_d{name}", "written": True}
     return TensorParameter(f"d{name}", **(fields | kind))
 
 
 def sum_of(name: str, shape: Rule) -> TensorParameter:
-    """The gradient of a tensor that is added to all rows, in the type that is computed in: it is not kept, and autograd
-    converts the sum to its type."""
+    """The gradient of a tensor that is added to all rows, in the type that is computed in. The tensor is not kept for
+    backward, and autograd converts the sum to its type."""
     return gradient_of(name, types=STATISTICS, shape=shape, new=type_computed_in, over_rows="sum")
 
 
@@ -57,41 +59,41 @@ GATE = TensorParameter("gate", TYPES, like("x"))
 Y = TensorParameter("y", TYPES, like("x"), written=True, new=type_of("x"))
 TOTAL = TensorParameter("total", TYPES, like("x"), written=True, new=type_of("residual"))
 SUM = ("x", "residual")
-"""What TOTAL is the sum of: both have one gradient."""
+"""Terms of TOTAL: both have the same gradient."""
 INVERSE_RMS, MEAN, INVERSE_STD = (of_rows(name, written=True) for name in ("inverse_rms", "mean", "inverse_std"))
 
-# Of the backward graph, where x is the tensor that was normalized: the residual sum, if there is one.
+# Arguments of the backward graph. There x is the tensor that was normalized: the residual sum, if there is one.
 DY = TensorParameter("dy", TYPES)
-NORMALIZED = TensorParameter("x", TYPES, like("dy"), free=True)  # in strides of its own
+NORMALIZED = TensorParameter("x", TYPES, like("dy"), free=True)  # with any strides
 DTOTAL = TensorParameter("dtotal", TYPES, like("x"), optional=True)
-DX = gradient_of("x", new=type_of("dy"))  # which has y's type, which is x's
+DX = gradient_of("x", new=type_of("dy"))  # dy has y's type, which is x's
 DRESIDUAL, DGATE = gradient_of("residual", "x"), gradient_of("gate")
 DWEIGHT, DBIAS = gradient_of("weight", over_rows="sum"), sum_of("bias", like_or_columns("weight", "x"))
 
 
 class Computation:
-    """Computation of an operator. A subclass has the data, and draws forward and gradients."""
+    """Computation of an operator. A subclass has the data, and draws the forward and the backward graph."""
 
     tensors: Sequence[TensorParameter] = (X,)
-    """What it takes."""
+    """Tensors that the operator takes."""
     numbers: Sequence[str] = ("eps",)
-    """Numbers behind these."""
+    """Numbers after the tensors."""
     numbers_kept: Sequence[str] = ()
-    """Those that backward reads, too."""
+    """Those of `numbers` that backward reads, too."""
     options: Sequence[str] = ()
-    """What is behind numbers, and graphs are drawn by."""
+    """Arguments after the numbers. Each choice of them has its own graphs."""
     results: Sequence[TensorParameter] = (Y,)
-    """What it returns."""
+    """Tensors that the operator returns."""
     statistics: Sequence[TensorParameter] = ()
-    """What the training phase makes for backward beside that."""
+    """Tensors that the training phase makes for backward, in addition to `results`."""
     kept: Sequence[str]
-    """The names of what backward reads of all these."""
+    """Names of those of all these tensors that backward reads."""
     normalized: TensorParameter = NORMALIZED
     """The first of `kept`, as backward reads it."""
     gradients: Sequence[TensorParameter | None]
-    """Those of `tensors` that backward makes, in their order; None for others."""
+    """Gradients of `tensors` that backward makes, in the order of `tensors`; None for a tensor without one."""
     as_given: Mapping[str, str] = {}
-    """By the name of a tensor, that of the gradient of a result which is its gradient, whatever else is used."""
+    """By the name of a tensor, the name of a result's gradient that is always the tensor's gradient, too."""
 
     @cached_property
     def inference(self) -> Variant:
@@ -108,7 +110,7 @@ class Computation:
 
     @property
     def read_backward(self) -> tuple[TensorParameter, ...]:
-        """dy, and what is kept, as arguments of the backward graph."""
+        """Arguments that the backward graph reads: dy, and what is kept."""
         given = {a.name: replace(a, written=False, new=None) for a in (*self.tensors, *self.results, *self.statistics)}
         return (DY, self.normalized, *(given[name] for name in self.kept[1:]))
 
@@ -120,29 +122,30 @@ class Computation:
 
     @property
     def incoming(self) -> tuple[str | None, ...]:
-        """Names of the gradients of `results` that backward reads, None for one that has none."""
+        """Names of the gradients of `results` that backward reads; None for a result without one."""
         return ("dy", "dtotal")[: len(self.results)]
 
     @property
     def sources(self) -> Mapping[str, Collection[str]]:
-        """Names of those of `differentiated` that a result depends on, by its name."""
+        """Names of those of `differentiated` that a result depends on, by the name of the result."""
         every = tuple(a.name for a in self.differentiated)
         return {a.name: SUM if a is TOTAL else every for a in self.results}
 
     @property
     def shared(self) -> Mapping[tuple[str, ...], str]:
-        """Names of tensors that have one gradient, as terms of a sum do, and the condition that their types are one, in
-        Python of what backward reads."""
+        """Names of tensors that share one gradient, as terms of a sum do, and the condition that their types are equal,
+        as Python code of what backward reads."""
         return {SUM: "dy.dtype == total.dtype"} if TOTAL in self.results else {}
 
     @property
     def passed(self) -> Mapping[str, Collection[str]]:
-        """Names of all that a result depends on, by its name, where its gradient is theirs as it is."""
+        """Names of all that a result depends on, by the name of the result, if its gradient is unchanged theirs."""
         return {"total": SUM} if TOTAL in self.results else {}
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The names of what backward reads, in its order, gradients of results among them, as ``kept`` has them."""
+        """Names of what backward reads, in its order, with gradients of results. The first of ``kept`` has its name in
+        ``kept``."""
         names = (a.name for a in self.backward.arguments if not a.written)
         return tuple(self.kept[0] if name == self.normalized.name else name for name in names)
 

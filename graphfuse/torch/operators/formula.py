@@ -1,6 +1,6 @@
 """Operators with gradients: three graphs of a ``Computation``, and the autograd formula that joins them.
 
-``graphfuse::NAME`` is what users call. Without gradients, its inference graph runs. With gradients, autograd sees
+Users call ``graphfuse::NAME``. Without gradients, its inference graph runs. With gradients, autograd sees
 ``NAME_training`` run instead, and ``NAME_backward`` for the gradients.
 
 ``torch.library.register_autograd`` would make the same formula with wrappers that take longer than a launch.
@@ -26,11 +26,11 @@ _observed = torch_private.needs_dispatcher()
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator that autograd knows.
+    """An operator with an autograd formula.
 
-    tensors: names of what it takes before its numbers. run: the operator, called with (*tensors, *numbers, *options).
-    inference, training, gradients: the functions of its graphs, for calls that autograd does not see and nothing wants
-    to see.
+    tensors: names of its tensors, which come before its numbers. run: the operator, called with (*tensors, *numbers,
+    *options). inference, training, gradients: functions of its graphs, for calls without autograd that no mode, tracer
+    or transform observes.
     """
 
     tensors: tuple[str, ...]
@@ -43,8 +43,8 @@ class Operator:
 def differentiable(
     name: str, of: Computation, forward: Columns | None = None, backward: Columns | None = None
 ) -> Operator:
-    """The operator of (*of.tensors, *of.numbers, *of.options) -> of.results, and torch's operators
-    ``graphfuse::NAME...``. forward, backward: how it runs where columns are split over ranks."""
+    """Operator (*of.tensors, *of.numbers, *of.options) -> of.results. Defines torch's operators ``graphfuse::NAME...``.
+    forward, backward: how the graphs run if columns are split over ranks."""
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
     inference = defined(declared(name, of.inference, given, of.options, forward), seen=True)
     training = defined(declared(f"{name}_training", of.training, given, of.options, forward))
@@ -66,11 +66,12 @@ def differentiable(
 def formula(
     name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
 ) -> type[torch.autograd.Function]:
-    """Autograd function: what is kept of a forward call, and the gradients that are made from it, in one graph.
+    """Autograd function of an operator: it keeps tensors of a forward call, and makes the gradients from them in one
+    graph.
 
-    alone: whether forward is only called where nobody else wants to see it.
+    alone: whether forward is called only if no mode, tracer or transform observes the call.
     """
-    # The fast paths of the last calls. They decline calls that are not alike.
+    # Fast paths of the last calls. They decline calls that differ.
     recent = SimpleNamespace(forward=lambda *values: DECLINED, backward=lambda *values: DECLINED)
 
     def train(ctx, *values):
@@ -100,7 +101,7 @@ def formula(
     }
     texts = {"forward": _forward(of, alone), "backward": _backward(of)}
     methods = {step: staticmethod(written(f"{step} of {name}", step, made, names)) for step, made in texts.items()}
-    # By the class's name torch calls the node of its graph, in errors and profiles.
+    # torch names the autograd node after the class, in errors and profiles.
     return type(name, (torch.autograd.Function,), methods)
 
 
@@ -123,8 +124,8 @@ def _forward(of: Computation, alone: bool) -> str:
 
 
 def _without_gradients(of: Computation) -> Lines:
-    """Lines that tell torch of results without a gradient: of those that never have one, and of those that depend on
-    nothing whose gradient is needed. The gradient of a norm's weight is not the matter of the sum before it."""
+    """Lines that mark results without a gradient for torch: those that never have one, and those that depend on no
+    tensor whose gradient is needed. A residual sum, for example, does not depend on the norm's weight."""
     never = [f"{a.name}," for a in of.results if not of.sources[a.name]]
     lines = [f"others = {' '.join(never) or '()'}"]
     for result in (a.name for a in of.results):
@@ -137,14 +138,15 @@ def _without_gradients(of: Computation) -> Lines:
 
 
 def _needed(of: Computation) -> list[str]:
-    """The result whose gradient backward cannot do without, if others may be all that are used."""
+    """Result whose gradient backward requires, even if only other results were used."""
     needed = {a.name for a in of.read_backward if not a.optional} - {_certain(of)}
     several = sum(grad is not None for grad in of.incoming) > 1
     return [a.name for a, grad in zip(of.results, of.incoming, strict=True) if several and grad in needed]
 
 
 def _certain(of: Computation) -> str | None:
-    """The gradient of a result that was used in any case, where that of the only other one was not all there is."""
+    """Name of the gradient that is always given when backward reaches its graph: if only the other result was used,
+    backward has returned before. None if there is no such gradient."""
     others = [grad for a, grad in zip(of.results, of.incoming, strict=True) if grad and a.name not in of.passed]
     return others[0] if of.passed and len(others) == 1 else None
 
@@ -179,20 +181,20 @@ def _backward(of: Computation) -> str:
 
 
 def _given_as_it_is(of: Computation, name: str) -> str:
-    """The gradient of a tensor that no graph makes."""
+    """Expression of the gradient of a tensor that no graph makes."""
     return f"{of.as_given[name]} if needs_d{name} else None" if name in of.as_given else "None"
 
 
 def _without_kernel(of: Computation, others: Sequence[str]) -> Lines:
-    """Lines that return where nothing is needed that the graph makes. others: what returns behind gradients."""
+    """Lines that return if no gradient is needed that the graph makes. others: return values after the gradients."""
     made = [a.asked for a in of.gradients if a is not None]
     given = [_given_as_it_is(of, a.name) for a in of.tensors]
     return when([f"not ({' or '.join(made)})"], f"return {', '.join((*given, *others))}")
 
 
 def _used(of: Computation, others: Sequence[str]) -> Lines:
-    """Lines that look at which results were used: the rest has no gradient, and no part in one. others: what returns
-    behind gradients."""
+    """Lines that handle results that were not used: they have no gradient, and contribute to none. others: return
+    values after the gradients."""
     grads = {a.name: grad for a, grad in zip(of.results, of.incoming, strict=True) if grad}
     nothing = f"return {', '.join(['None'] * len(of.gradients) + [*others])}"
     lines = [] if of.passed else when([" and ".join(f"{grad} is None" for grad in grads.values())], nothing)
@@ -217,7 +219,7 @@ def _used(of: Computation, others: Sequence[str]) -> Lines:
 
 
 def _asked_once(n: int, names: Sequence[str], condition: str) -> Lines:
-    """Lines that ask for a gradient that several tensors have, which is written once for each data type."""
+    """Lines that request a gradient that several tensors share only once, if their data types are equal."""
     first, *others = names
     wanted = " or ".join(f"needs_d{name}" for name in others)
     return [
@@ -228,15 +230,17 @@ def _asked_once(n: int, names: Sequence[str], condition: str) -> Lines:
 
 
 def _given_to_each(n: int, names: Sequence[str]) -> Lines:
-    """Lines that return that gradient for all who need it."""
+    """Lines that return the shared gradient for each tensor that needs it."""
     each = ", ".join(f"d{names[0]} if needs_d{name} else None" for name in names)
     return when([f"is_shared{n}"], f"{', '.join(f'd{name}' for name in names)} = {each}")
 
 
 def _in_rows(of: Computation, values: Sequence[object]) -> list[object]:
-    """Tensors that the backward graph reads, with gradients of results contiguous along rows, as kernels want them. The
-    gradient of ``sum()`` is not: it is one element, expanded. Where y lies as x does, dy does, too; and both along rows
-    if there are sums over rows, which no kernel makes of others."""
+    """Tensors that the backward graph reads, with gradients of results contiguous along rows, as kernels require.
+
+    The gradient of ``sum()``, for example, is one expanded element. If y has the strides of x, dy gets them, too. If
+    there are sums over rows, x and dy are made contiguous along rows: no kernel makes such sums of other layouts.
+    """
     found = dict(zip(of.read, values, strict=False))
     others = values[len(found) :]
     following = [a for a in of.results if a.strides is not None]

@@ -1,6 +1,6 @@
-"""Cross entropy with gradients: the loss of each row in one kernel, the gradient in another.
+"""Cross entropy with gradients: one kernel makes the loss of each row, another the gradient.
 
-The logits, the targets and one number a row are kept.
+Backward keeps the logits, the targets and one number a row.
 """
 
 import torch
@@ -19,7 +19,7 @@ _ROW = each_row("input")
 
 
 class CrossEntropy(ByRule):
-    """The loss of each row."""
+    """Cross entropy of each row."""
 
     tensors = (TensorParameter("input", TYPES), TensorParameter("target", INTEGERS, _ROW))
     numbers = ()
@@ -48,15 +48,16 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Cross entropy of each row's softmax with its target, computed in float32, and reduced over rows.
 
-    input: (..., classes), bfloat16, float16, float32 or float64, any strides: logits, the classes last, where torch has
+    input: (..., classes), bfloat16, float16, float32 or float64, any strides: logits with classes last, where torch has
     them second. target: (...), int64 or int32, numbers of classes; class probabilities are not accepted. Rows whose
-    target is ignore_index count for nothing, and have a gradient of 0. A target that is neither that nor the number of
-    a class makes the loss NaN, and its row's gradient. reduction: "mean" over the rows that are not ignored (NaN if
-    there are none), "sum" or "none". label_smoothing: 0 to 1, the part of the target that all classes share. z_loss:
-    the factor of each row's squared logarithm of the sum of exponentials, which is added to its loss.
+    target is ignore_index do not count, and have a gradient of 0. Any other target that is not the number of a class
+    makes the loss and the row's gradient NaN. reduction: "mean" over the rows that are not ignored (NaN if there are
+    none), "sum" or "none". label_smoothing: 0 to 1, the part of the target that all classes share. z_loss: factor of
+    each row's squared logarithm of the sum of exponentials, which is added to its loss.
 
-    Returns float32, float64 for an input of float64. The gradient has input's type. It cannot be differentiated again.
-    Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before anything is written.
+    Returns float32, or float64 for an input of float64. The gradient has input's type, and cannot be differentiated
+    again. Raises VariantPackError, and VariantPackTypeError for wrong types, naming the argument, before anything is
+    written.
     """
     check_reduction(reduction)
     loss = _CROSS_ENTROPY.run(input, target, ignore_index, label_smoothing, z_loss)
@@ -67,14 +68,14 @@ def cross_entropy(
 
 
 def check_reduction(reduction: object) -> None:
-    """VariantPackError for what is none of REDUCTIONS."""
+    """Raises VariantPackError if reduction is none of REDUCTIONS."""
     if reduction not in REDUCTIONS:
         raise VariantPackError(f"reduction is {reduction!r}; accepted: {', '.join(map(repr, REDUCTIONS))}")
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
-    """``torch.nn.CrossEntropyLoss`` of class numbers by ``cross_entropy``, without weights for classes, the classes
-    last. ignore_index, reduction, label_smoothing and z_loss as there."""
+    """``torch.nn.CrossEntropyLoss`` of class numbers, computed by ``cross_entropy``: classes are last, and have no
+    weights. ignore_index, reduction, label_smoothing and z_loss as in ``cross_entropy``."""
 
     def __init__(
         self,

@@ -28,14 +28,15 @@ from graphfuse.torch.operators.computation import (
 
 @dataclass(frozen=True)
 class Norm(ByRule):
-    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, or then SiLU, then times gate.
+    """RMSNorm of x, or of x + residual, times weight or weight + 1, plus bias, then optionally SiLU, then optionally
+    times gate.
 
     centred: layer norm instead of RMSNorm.
-    rounded: the norm is rounded to x's type before it is multiplied by weight; its gradients are those of the norm that
-        is not.
+    rounded: the norm is rounded to x's type before it is multiplied by weight. Its gradients are those of the unrounded
+    norm.
 
-    weight and bias are one number for each column, or for each head and column. The sum is returned, too, and
-    normalized as it is stored, so that backward, which reads it, is of what was computed.
+    weight and bias are one number for each column, or for each head and column. The residual sum is returned, too. It
+    is normalized as it is stored, as backward reads it in that form.
     """
 
     residual: bool = False
@@ -68,7 +69,7 @@ class Norm(ByRule):
         return DX, *(DRESIDUAL,) * self.residual, *(DGATE,) * self.gate, DWEIGHT, *(DBIAS,) * self.bias
 
     def summed(self, d: GraphBuilder) -> Tensor:
-        """Tensor that is normalized."""
+        """Tensor that is normalized. A residual sum is stored."""
         if not self.residual:
             return d["x"]
         total = d.graph.add(d["x"], d["residual"])
@@ -76,7 +77,7 @@ class Norm(ByRule):
         return total
 
     def finish(self, d: GraphBuilder, y: Tensor) -> None:
-        """Store y, which has weight and bias, after SiLU and gate."""
+        """Apply SiLU and gate to y, and store it. y: the norm with weight and bias."""
         y = d.graph.swish(y) if self.silu else y
         d.store("y", d.graph.mul(y, d["gate"]) if self.gate else y)
 

@@ -1,16 +1,16 @@
-"""A norm whose columns are split over ranks: two graphs, and between them numbers of each row that are added up.
+"""A norm whose columns are split over ranks: two graphs, and between them a sum over ranks of numbers of each row.
 
-The first graph makes of the columns at hand what a row's statistics are made of. The second has the statistics of whole
-rows. RMSNorm adds up one number a row, the sum of squares. Layer norm adds up two one after the other, the sum and then
-the sum of squared distances from the mean of all, made of those from the rank's own mean (Chan, Golub and LeVeque
-1983): nothing cancels. Backward adds up one number a row, and of a layer norm two.
+The first graph makes each rank's part of a row's statistics from its columns. The second reads the statistics of whole
+rows. RMSNorm sums one number a row over ranks, the sum of squares. Layer norm sums two, one after the other: the sum,
+and the sum of squared distances from the mean of whole rows. The latter is computed from the distances from the rank's
+own mean (Chan, Golub and LeVeque 1983), so nothing cancels. Backward sums one number a row, and two for layer norm.
 
-The second graph makes a rank's own part of a sum again and adds the rest to it, where nothing else in it is a sum: it
-has x at hand, and engines fuse what is around a reduction.
+If the second graph has no other sum, it computes its rank's part of a sum again, and adds that of the other ranks. It
+reads x anyway, and engines fuse operations around a reduction.
 
-Backward is by rule up to the normalized values. The formula of their gradient stands here: the rule of a norm is of
-whole rows, and those of its steps cube the inverse RMS, which float32 may not hold, and make the second sum of a layer
-norm from the first of all ranks.
+Backward is by rule up to the normalized values. The formula of their gradient is written here, as no rule serves. The
+rule of a norm is for whole rows. The rules of its steps cube the inverse RMS, which float32 may not hold, and compute
+the second sum of a layer norm from the first sum of all ranks.
 """
 
 import functools
@@ -32,22 +32,22 @@ from graphfuse.torch.operators.step import GraphOperator, declared, defined
 Given = Mapping[str, object]
 Made = Mapping[str, torch.Tensor | None]
 
-_SUMMED = TensorParameter("total", TYPES, like("x"))  # as the first step stored it
+_SUMMED = TensorParameter("total", TYPES, like("x"))  # as the first graph stored it
 _SQUARES, _OWN_MEAN, _APART = (of_rows(name, written=True) for name in ("squares", "own_mean", "apart"))
-# What other ranks have of the sum of squares.
+# The part of the sum of squares that other ranks have.
 _ELSEWHERE = of_rows("elsewhere")
-# The sums of dy * normal, and of dy, over a row, which dx is made orthogonal to.
+# Sums of dy * normal, and of dy, over a row: with them dx is made orthogonal to normal and to a constant.
 _ALONG, _LEVEL = (of_rows(name, written=True) for name in ("along", "level"))
 
 
 @dataclass(frozen=True)
 class NormByColumns:
-    """Graphs of a norm whose columns are split."""
+    """Graphs of a norm whose columns are split over ranks."""
 
     norm: Norm
 
     def forward(self, name: str, given: Given, part: RankColumns) -> Made:
-        """Results, as of ``Columns``."""
+        """Results of forward, as ``Columns`` defines them."""
         norm = self.norm
         made = _run(_step(f"{name}_measured", self.measured, ()), given)
         join = _mean_and_inverse_std if norm.centred else _inverse_rms
@@ -55,7 +55,7 @@ class NormByColumns:
         return known | _run(_step(f"{name}_finished", self.finished, ("eps", "share")), known)
 
     def backward(self, name: str, given: Given, part: RankColumns) -> Made:
-        """Results, as of ``Columns``."""
+        """Results of backward, as ``Columns`` defines them."""
         known = dict.fromkeys(a.name for a in self._joined) | given | {"share": 1 / part.all}
         if given["needs_dx"] or given.get("needs_dresidual"):
             again = not any(given[a.asked] for a in self.norm.gradients if a.over_rows)
@@ -66,7 +66,7 @@ class NormByColumns:
 
     @functools.cached_property
     def measured(self) -> Variant:
-        """The residual sum, and of the columns at hand what statistics are made of."""
+        """Graph of the residual sum, and of the parts of the statistics that this rank's columns give."""
         made = (_OWN_MEAN, _APART) if self.norm.centred else (_SQUARES,)
         summands = [a for a in self.norm.tensors if a.name in ("x", "residual")]
         return Variant((*summands, *self.norm.results[1:], *made), self._measure)
@@ -89,7 +89,7 @@ class NormByColumns:
 
     @property
     def _joined(self) -> tuple[TensorParameter, ...]:
-        """Sums over whole rows; or what of them other ranks have, where a rank's own part is made again."""
+        """Sums over whole rows; or the other ranks' part of them, if this rank's own part is computed again."""
         names = ("along", "level")[: 1 + self.norm.centred]
         return tuple(TensorParameter(name, STATISTICS, rows("x"), optional=True) for name in names)
 
@@ -100,7 +100,8 @@ class NormByColumns:
             d.store_read("own_mean", mean)
 
     def _squares(self, d: GraphBuilder, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The sum of squares of the columns at hand, of a layer norm from their own mean, which comes with it."""
+        """Sum of squares of this rank's columns, and None; for layer norm, of their distances from their own mean, and
+        that mean."""
         mean = d.by_rows(x, reduction_mode.AVG) if self.norm.centred else None
         centred = x if mean is None else d.graph.sub(x, mean)
         return d.by_rows(d.graph.mul(centred, centred)), mean
@@ -143,7 +144,7 @@ class NormByColumns:
         by_rule.store(d, gradients)
 
     def _pulled(self, d: GraphBuilder) -> tuple[by_rule.Pulled, Tensor]:
-        """Gradients by rule, and the norm without weight and bias, up to which they go."""
+        """Gradients by rule, and the norm without weight and bias, at which the rules end."""
         norm, kind = self.norm, {"centred": self.norm.centred}
 
         def draw(d: GraphBuilder) -> None:
@@ -169,7 +170,7 @@ def _mean_and_inverse_std(made: Made, part: RankColumns, eps: float) -> Made:
 
 
 _step = functools.cache(lambda *declaration: defined(declared(*declaration)))
-"""Defines a step when it is first needed, which most programs never do."""
+"""Defines a step when it is first needed. Most programs need none."""
 
 
 def _run(step: GraphOperator, given: Given) -> Made:

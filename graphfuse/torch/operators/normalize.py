@@ -10,7 +10,7 @@ from graphfuse.torch.operators.computation import DX, of_rows
 
 @dataclass(frozen=True)
 class Normalize(ByRule):
-    """x / max(length, eps), the length that of a row."""
+    """x / max(length, eps), where length is that of a row."""
 
     numbers_kept = ("eps",)
     statistics = (of_rows("length", written=True),)

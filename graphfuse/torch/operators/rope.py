@@ -1,6 +1,7 @@
-"""Queries and keys normalized and rotated, with gradients: both in one kernel forward, a kernel for each backward.
+"""Normalization and rotation of queries and keys, with gradients: one kernel in forward, one for q and one for k in
+backward.
 
-All that is given, and one number a head, are kept. Gradients are by rule: backward rotates back, then it is the
+Backward keeps all arguments, and one number a head. Gradients are by rule: backward rotates back, and is then the
 backward of RMSNorm.
 """
 
@@ -20,7 +21,7 @@ from graphfuse.torch.operators.formula import differentiable
 
 
 class RotatedNorm(ByRule):
-    """The heads of queries, or of keys, normalized and rotated: what the gradients of either are of. x: "q" or "k"."""
+    """Normalization and rotation of the heads of queries, or of keys, with their gradients. x: "q" or "k"."""
 
     given = {a.name: a for a in heads_and_angles(TYPES)}
 
@@ -46,7 +47,7 @@ class RotatedNorm(ByRule):
 
 
 class RotatedNormAcross(RotatedNorm):
-    """The same with all heads of a token normalized together."""
+    """``RotatedNorm`` with all heads of a token normalized together."""
 
     given = {a.name: a for a in heads_and_angles(TYPES, across=True)}
 
@@ -64,7 +65,7 @@ class RotatedNormAcross(RotatedNorm):
 
 
 class RotatedHeads(Both):
-    """Both. Which columns are pairs is said by is_neox."""
+    """Normalization and rotation of queries and keys together. Option is_neox: which columns are pairs."""
 
     options = ("is_neox",)
     each, rows = (RotatedNorm("q"), RotatedNorm("k")), staticmethod(of_keys)
@@ -72,7 +73,7 @@ class RotatedHeads(Both):
 
 
 class RotatedHeadsAcross(RotatedHeads):
-    """The same with all heads of a token normalized together."""
+    """``RotatedHeads`` with all heads of a token normalized together."""
 
     each = RotatedNormAcross("q"), RotatedNormAcross("k")
     _forward = staticmethod(build_across)
@@ -96,13 +97,13 @@ def qk_norm_rope(
 
     q: (..., heads, head_dim), bfloat16, float16, float32 or float64, any strides: slices of a packed tensor are read
     where they are. k: as q, with its own number of heads. q_weight, k_weight: (head_dim,), or (heads, head_dim), of any
-    of these types; both None for 1. cos_sin_cache: (max_position, rotary_dim), of any of these types, positions: (...),
-    is_neox: as of ``graphfuse.functional.qk_norm_rope``.
+    of these types; both None for 1. cos_sin_cache: (max_position, rotary_dim), of any of these types. positions: (...).
+    is_neox and all else as in ``graphfuse.functional.qk_norm_rope``.
 
-    Returns new tensors like q and k. Gradients of q, k and the weights have their types; backward needs all that is
-    given, and one number a head. cos_sin_cache and eps have no gradient: that of a cos_sin_cache that requires one is
-    None. A position that the cache does not have makes the gradients of the token's heads and of the weights NaN, as it
-    makes the results. Gradients cannot be differentiated again. Errors as of ``rms_norm``.
+    Returns new tensors like q and k. Gradients of q, k and the weights have their types. Backward needs all arguments,
+    and one number a head. eps and cos_sin_cache have no gradient: for a cos_sin_cache that requires one, it is None. A
+    position that the cache lacks makes the results NaN, and the gradients of the token's heads and of the weights.
+    Gradients cannot be differentiated again. Errors as in ``rms_norm``.
     """
     return _run(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
 
@@ -117,17 +118,17 @@ def qk_norm_rope_across_heads(
     eps: float = 1e-6,
     is_neox: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as
+    """``qk_norm_rope`` with RMSNorm over all heads of a token together, as in
     ``graphfuse.functional.qk_norm_rope_across_heads``.
 
-    q_weight, k_weight: (heads * head_dim,) of q's and k's heads, both None for 1. is_neox: False here. The others,
-    gradients and errors as of ``qk_norm_rope``; one number a token is kept.
+    q_weight, k_weight: (heads * head_dim,) of q's and k's heads, both None for 1. is_neox: False by default. All other
+    arguments, gradients and errors are as in ``qk_norm_rope``; one number a token is kept.
     """
     return _run_across(q, k, q_weight, k_weight, cos_sin_cache, positions, eps, is_neox)
 
 
 class QKNormRope(torch.nn.Module):
-    """``qk_norm_rope`` with weights of its own, q_weight and k_weight, (head_dim,), ones at first; None if not
+    """``qk_norm_rope`` with its own weights q_weight and k_weight, (head_dim,), initially ones; None if not
     elementwise_affine."""
 
     def __init__(
@@ -145,10 +146,10 @@ class QKNormRope(torch.nn.Module):
             made = torch.nn.Parameter(torch.empty(head_dim, device=device, dtype=dtype)) if elementwise_affine else None
             self.register_parameter(name, made)
         self.reset_parameters()
-        sharding.prepare()  # a compiled model makes no call that would
+        sharding.prepare()  # now, as calls of a compiled model do not do it
 
     def reset_parameters(self) -> None:
-        """Ones."""
+        """Sets the weights to ones."""
         for weight in self.parameters(recurse=False):
             torch.nn.init.ones_(weight)
 

@@ -15,7 +15,7 @@ class Softmax(ByRule):
     log: bool = False
     numbers = ()
     kept = ("y",)
-    normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # in strides of its own
+    normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # with any strides
     gradients = (TensorParameter("dx", TYPES, like("dy"), written=True, new=type_of("dy"), asked="needs_dx"),)
 
     def _forward(self, d: GraphBuilder) -> None:

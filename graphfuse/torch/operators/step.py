@@ -1,5 +1,5 @@
-"""One graph of a differentiable operator, as a function and an operator of torch; and the derivatives that it
-refuses."""
+"""One graph of a differentiable operator, as a function and as an operator of torch. Also errors for derivatives that
+are not supported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _observed, _any_requires_grad = torch_private.needs_dispatcher(), torch_private.
 
 @dataclass(frozen=True)
 class GraphOperator:
-    """One graph of an operator: as a function of its own, and as an operator of torch."""
+    """One graph of an operator: as a plain function, and as an operator of torch."""
 
     declaration: Function
     function: Callable[..., Any]
@@ -32,8 +32,8 @@ class GraphOperator:
         return self.operator(*values) if _observed() else self.function(*values)
 
     def unseen(self, values: Sequence[object]) -> object:
-        """Result of a call within the dispatcher, from which nobody below wants to hear of it; DECLINED where a tensor
-        is none that kernels can read."""
+        """Result of a call within the dispatcher that no mode or transform observes; DECLINED if kernels cannot read
+        one of the tensors."""
         last = self.function.last()
         made = DECLINED if last is None else last(*values)
         if made is DECLINED and all(map(torch_private.is_plain, values)):
@@ -48,8 +48,9 @@ def declared(
     chosen_by: tuple[str, ...] = (),
     columns: Columns | None = None,
 ) -> Function:
-    """Function of the arguments that a variant reads and `others`, which returns what it writes. chosen_by: those of
-    `others` that it draws by. columns: how it runs where these are split over ranks."""
+    """Function that takes the arguments that a variant reads and then `others`, and returns the arguments that it
+    writes. chosen_by: those of `others` that select the graph. columns: how the function runs if columns are split over
+    ranks."""
     read = [a for a in variant.arguments if not a.written]
     return Function(
         name,
@@ -63,8 +64,8 @@ def declared(
 
 
 def defined(function: Function, seen: bool = False) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` of a function. seen: whether autograd has a formula for it, or else takes no notice
-    of it."""
+    """Defines ``graphfuse::NAME`` for a function. seen: whether autograd has a formula for it; otherwise calls skip
+    autograd."""
     made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, function.name).default)
     if not seen:
         pass_by_autograd(function, made.operator)
@@ -73,7 +74,7 @@ def defined(function: Function, seen: bool = False) -> GraphOperator:
 
 def made_once(name: str, gradients: Callable[..., object]) -> Callable[..., object]:
     class Once(torch.autograd.Function):
-        """The gradients where these are recorded themselves (``create_graph=True``): differentiating them raises."""
+        """Gradients that are recorded in turn (``create_graph=True``). Differentiating them raises an error."""
 
         @staticmethod
         def forward(ctx, *values):
@@ -96,8 +97,9 @@ def within_dispatcher(
     apply_alone: Callable[..., object],
     watched: Sequence[str],
 ) -> Callable[[Sequence[object], Callable[[], object]], object]:
-    """Function that runs a call which torch's dispatcher has taken as far as autograd, given its arguments and what
-    takes it on from there. apply: the formula for calls that somebody wants to see. Others as of ``called``."""
+    """Function that runs a call that reached autograd in torch's dispatcher. Its arguments: the call's values, and a
+    function that continues the dispatch. apply: the formula for observed calls. All other parameters as in
+    ``called``."""
     places = [inference.declaration.parameters.index(name) for name in watched]
 
     def run(values: Sequence[object], dispatch: Callable[[], object]) -> object:
@@ -118,11 +120,11 @@ def within_dispatcher(
 def called(
     name: str, inference: GraphOperator, apply_alone: Callable[..., object], watched: Sequence[str]
 ) -> Callable[..., object]:
-    """Function that runs the inference graph, or with gradients the formula. apply_alone: that for calls that nobody
-    else wants to see. watched: those of the parameters that have gradients.
+    """Function that runs the inference graph, or the autograd formula if there are gradients. apply_alone: the formula
+    for calls that no mode, tracer or transform observes. watched: the parameters that have gradients.
 
-    Torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
-    listens there.
+    torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
+    observes them.
     """
     parameters = inference.declaration.parameters
     given = ", ".join(parameters)
