@@ -1,4 +1,4 @@
-"""Operators in graphs that ``torch.compile`` compiles: the backend, the pass within inductor, the reports."""
+"""Integration with ``torch.compile``: the backend, the pass in inductor, and reports on what they replaced."""
 
 from graphfuse.torch.compile_backend.compiled import CompileReport, compile_report
 from graphfuse.torch.compile_backend.graph_pass import inductor_pass

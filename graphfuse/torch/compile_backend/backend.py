@@ -1,6 +1,7 @@
-"""``torch.compile(model, backend="graphfuse")``: operators in Dynamo's graph, and the rest for inductor.
+"""The backend ``torch.compile(model, backend="graphfuse")``: it puts operators into Dynamo's graph, and inductor
+compiles the rest.
 
-The graph is that before AOT autograd, so operators are differentiable ones, and AOT traces their backward.
+It changes the graph before AOT autograd. So its operators are differentiable, and AOT autograd traces their backward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +25,12 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
-    """Backend that ``torch.compile`` calls with each graph. mode, options: its own.
+    """Backend that ``torch.compile`` calls with each graph. mode, options: as given to ``torch.compile``.
 
-    options: "then", the name of the backend that gets the rest ("inductor"); "decline", whether norms are left that
-    inductor is as good at (True). All others, and mode, are that backend's. Raises SettingError for what is not
-    accepted; torch raises it as the cause of a BackendCompilerFailed, when the function is first called.
+    Option "then" names the backend that compiles the changed graph ("inductor"). Option "decline" says whether norms
+    that inductor computes as fast are not replaced (True). The mode and all other options are passed to that backend.
+    Raises SettingError for options that are not accepted; torch raises it as the cause of a BackendCompilerFailed, when
+    the function is first called.
     """
     rest = dict(options or {})
     then, declines = rest.pop("then", "inductor"), rest.pop("decline", True)
@@ -38,7 +40,7 @@ def compile_graph(
     if then not in known:
         raise SettingError(f"option then is {then!r}; accepted: {', '.join(known)}")
     if then == "inductor":
-        # In inductor's key of what it keeps on disk, so that another version of graphfuse compiles anew.
+        # Adds the version of graphfuse to the keys of inductor's disk cache, so that another version compiles anew.
         first = rest.get(_PASS, torch_private.inductor_setting(_PASS))
         rest[_PASS] = graph_pass.made(first, replaces=False)
     elif rest or mode:
@@ -52,7 +54,7 @@ def compile_graph(
     is_inductor = then == "inductor"
     fallback = rest.get(_FALLBACK, torch_private.inductor_setting(_FALLBACK))
     entries = compiled.replace_in(module, declines and is_inductor, is_inductor and not fallback)
-    made = compiler(module, inputs)  # which may ask Dynamo to begin again
+    made = compiler(module, inputs)  # may make Dynamo restart, so the report follows it
     compiled.tell(f", {what}", entries)
     return made
 
@@ -62,4 +64,4 @@ def _reset() -> None:
     torch_private.reset_cuda_graphs()
 
 
-compile_graph.reset = _reset  # which torch.compiler.reset() calls
+compile_graph.reset = _reset  # called by torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Graphs that torch.compile compiles, with operators in place of their sites, and the reports of the last ones."""
+"""Replacement of nodes by operators in graphs that torch.compile compiles, and reports on the last of these graphs."""
 
 import copy
 import inspect
@@ -29,15 +29,16 @@ from graphfuse.torch.regions.choose import TorchRegion
 _TORCH = str(Path(inspect.getfile(torch)).parent)
 
 _NOWHERE = "a graph"
-"""In place of a class or a line, where a graph says nothing of them."""
+"""Stands for the class or line of a node in reports, if the graph records neither."""
 
 KEPT = 64
-"""How many graphs ``compile_report`` tells of."""
+"""Number of graphs that ``compile_report`` describes."""
 
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Report on the sites of graphs that were compiled. graphs: the oldest first."""
+    """Report on graphs that were compiled: each site is a place that an operator replaced or could replace. graphs: the
+    oldest first."""
 
     graphs: tuple[FuseReport, ...]
 
@@ -60,11 +61,11 @@ class CompileReport:
 
 
 def compile_report() -> CompileReport:
-    """Report on what ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` made of the last 64 graphs.
+    """Report on what ``torch.compile(backend="graphfuse")`` and ``inductor_pass`` replaced in the last 64 graphs.
 
-    torch compiles when a function is called, and again for other shapes: each time is a graph of the report, and so is
-    each part between graph breaks. With ``inductor_pass``, forward and backward are a graph each.
-    ``torch.compiler.reset()`` forgets them with the functions that the backend has compiled.
+    torch compiles a function when it is first called, and again for other shapes. Each compilation is a graph of the
+    report, and so is each part between graph breaks. With ``inductor_pass``, forward and backward are separate graphs.
+    ``torch.compiler.reset()`` clears the report along with the compiled functions.
     """
     return _reports.last()
 
@@ -94,14 +95,15 @@ tell, forget = _reports.add, _reports.clear
 
 
 def replace_in(module: GraphModule, declines: bool, own_random: bool = False) -> list[Entry]:
-    """Replaces the sites of a graph, and of the graphs that it calls (of checkpoints, branches, loops). declines:
-    whether those are left that inductor is as good at. own_random: whether random numbers may be other than eager's."""
+    """Replaces the sites of a graph and of its subgraphs (checkpoints, branches, loops). Returns a report entry for
+    each site. declines: whether sites that inductor computes as fast are not replaced. own_random: whether random
+    numbers may differ from those of eager mode."""
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
     return [entry for part in parts for entry in _replace_or_leave(part, declines, own_random)]
 
 
 def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
-    """Replaces the sites of one graph. Where it has none, all is spelled again as it was."""
+    """Replaces the sites of one graph. If none is replaced, restores the original nodes."""
     before = copy.deepcopy(module.graph)
     entries = _replace_in(module, declines, own_random)
     if not any(entry.is_replaced for entry in entries):
@@ -130,7 +132,7 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
 
 
 def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
-    """Entries of the modules of which a region has rows."""
+    """Report entries of a region: one for each module that has a reduction of it."""
     said = region.program.operations
     first, *others = dict.fromkeys(map(_place, region.reductions or region.outputs))
     others = [other for other in others if other[1] != _NOWHERE]
@@ -138,19 +140,20 @@ def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
         yield Entry(*first, why=f"{said}: {why}")
         return
     yield Entry(*first, "region", said, region.moved)
-    own_name = first[0].rpartition(".")[2]  # which is the same in all layers
+    own_name = first[0].rpartition(".")[2]  # the same in all layers
     yield from (Entry(*other, "region", f"with {own_name}") for other in others)
 
 
 def _place(node: Node) -> tuple[str, str]:
-    """The name of the module that a node is of, and of its class; in code without modules, those of its function."""
+    """Name of the module that a node belongs to, and of the module's class. In code without modules, its function and
+    line."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if stack:
         path, cls = list(stack.values())[-1]
-        # A wrapper of a model's forward has the model as the first of its arguments.
+        # A wrapper of a model's forward gets the model as its first argument.
         name = re.sub(r"^L\['args'\]\[0\]\.|^L\['\w+'\]\.?", "", str(path))
         name = re.sub(r"_modules\['(\w+)'\]|\['?(\w+)'?\]", lambda m: f".{m[1] or m[2]}", name).replace("..", ".")
-        name = name.replace("__dict__._modules.", "")  # by which a wrapped forward reads modules
+        name = name.replace("__dict__._modules.", "")  # how a wrapped forward reads modules
         return name.strip("."), getattr(cls, "__name__", str(cls).rpartition(".")[2])
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     lines = [line for line in lines if not line[0].startswith(_TORCH)]
@@ -161,5 +164,5 @@ def _place(node: Node) -> tuple[str, str]:
 
 
 def is_for_training(module: GraphModule) -> bool:
-    """True if the graph that Dynamo made has gradients."""
+    """True if an output of Dynamo's graph has a gradient."""
     return any(map(has_gradient, module.graph.output_node().all_input_nodes))

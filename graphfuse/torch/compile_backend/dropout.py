@@ -1,6 +1,7 @@
-"""Dropout in graphs that inductor compiles. With a key for its random numbers it can be a step of a region.
+"""Dropouts in graphs that inductor compiles, rewritten with keys for their random numbers, so that they can be steps of
+a region.
 
-Which elements are dropped is not what eager drops, as inductor's own kernels do not either.
+The dropped elements differ from eager mode's, as they do in inductor's own kernels.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from graphfuse.torch.analysis.meaning import called, dtype, value, writes
 from graphfuse.torch.analysis.new_nodes import put, record
 
 _KEYS = 2**24
-"""Seeds and offsets are float32, which has all integers up to this."""
+"""Limit of seeds and offsets: they are float32, which has all integers up to this."""
 
 LIBRARY.define(
     "keys(int count, *, Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
@@ -35,7 +36,7 @@ torch.library.register_fake(
 
 
 class KeyedDropouts:
-    """Dropouts of a graph with keys, of which regions take some."""
+    """Dropouts of a graph, rewritten with keys. Regions may include them; `restore` undoes the others."""
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
@@ -59,7 +60,7 @@ class KeyedDropouts:
         self._keys.append(keys)
 
     def restore(self) -> None:
-        """Make those that no region has taken what they were."""
+        """Restore the dropouts that no region includes."""
         for node in self._graph.nodes:
             if node in self._plain:
                 target, args, kwargs = self._plain[node]

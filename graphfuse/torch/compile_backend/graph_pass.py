@@ -1,7 +1,7 @@
-"""A pass over inductor's graphs, for those who compile with inductor already.
+"""A pass over inductor's graphs, for users who already compile with inductor.
 
-Graphs there are behind AOT autograd: forward and backward are apart, and a forward whose inner values backward keeps is
-left as it is. ``torch.compile(backend="graphfuse")`` sees more.
+It runs after AOT autograd, where forward and backward are separate graphs. It does not change a forward whose
+intermediate values backward keeps. ``torch.compile(backend="graphfuse")`` can replace more.
 """
 
 import functools
@@ -21,17 +21,19 @@ Pass = Callable[..., None]
 
 
 def inductor_pass() -> Pass:
-    """A pass for ``torch._inductor.config.post_grad_custom_pre_pass``, or for the option of that name of
-    ``torch.compile``. It runs what is set there now first, and then replaces norms. ``compile_report`` tells of it.
+    """Pass for ``torch._inductor.config.post_grad_custom_pre_pass``, or for the option of that name of
+    ``torch.compile``. It first runs the pass that is set there now, and then replaces norms. ``compile_report``
+    describes the result.
 
-    It is a ``CustomGraphPass``: what inductor keeps on disk has its ``uuid()`` in the key, which changes with the
-    version of graphfuse and with that of the pass that runs first. If that has none, inductor keeps nothing.
+    It is a ``CustomGraphPass``: its ``uuid()`` is in the keys of inductor's disk cache. The uuid changes with the
+    version of graphfuse and with the uuid of the pass that runs first. If that pass has no uuid, inductor caches
+    nothing.
     """
     return made(torch_private.inductor_setting("post_grad_custom_pre_pass"), replaces=True)
 
 
 def made(first: object, replaces: bool) -> Pass:
-    """A pass that runs another or several, or None, and then replaces sites if it is one that does."""
+    """Pass that runs `first` (one pass, several or None), and then replaces sites if `replaces`."""
     passes = () if first is None else tuple(first) if isinstance(first, list | tuple) else (first,)
     if not all(callable(p) for p in passes):
         raise SettingError(f"post_grad_custom_pre_pass is {first!r}; accepted: a CustomGraphPass, a function or None")
@@ -40,7 +42,8 @@ def made(first: object, replaces: bool) -> Pass:
 
 @functools.cache
 def _class() -> type:
-    """Made when it is asked for, as its base is inductor's, which learns then how regions are called."""
+    """Class of the pass. It is made when first needed, as inductor has its base class. Inductor then learns how to call
+    regions."""
     base, aware = torch_private.graph_pass_classes()
     torch_private.call_from_inductor(FROM_INDUCTOR)
 
@@ -70,7 +73,7 @@ def _class() -> type:
 
 @functools.cache
 def _digest() -> str:
-    """Digest of all that decides what is replaced, by what, and how that is called: matcher, costs, operators."""
+    """Digest of all code that decides what is replaced, by what, and how that is called: matching, costs, operators."""
     digest = hashlib.sha256()
     for path in (*sorted(Path(__file__).parents[1].rglob("*.py")), Path(torch_private.__file__)):
         digest.update(path.read_bytes())

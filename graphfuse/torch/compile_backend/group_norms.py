@@ -1,7 +1,7 @@
-"""Group norms in graphs that inductor compiles: the moments of channels by an operator, and the rest for inductor.
+"""Group norms in graphs that inductor compiles: an operator computes the moments of channels, inductor the rest.
 
-Inductor computes statistics with a part of the GPU where groups are few, and slowly where channels are last in memory.
-What is computed of the moments, and of each element, it has in one kernel with what follows.
+Inductor uses a part of the GPU for the statistics of few groups, and is slow if channels are last in memory. It
+computes everything after the moments in one kernel with the operations that follow.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from graphfuse.torch.analysis.new_nodes import put, tell_as
 from graphfuse.torch.operators import channel_moments
 
 LEAST = 1 << 22
-"""Elements from which it is faster."""
+"""Elements of the input from which the operator is faster."""
 _PARAMETERS = "input num_groups weight bias eps".split()
 
 
 def replace(module: GraphModule) -> Iterator[Node]:
-    """Replaces group norms of a graph, for inference. Yields those that it has replaced."""
+    """Replaces group norms of a graph, for inference. Yields the nodes that were replaced."""
     graph, nested = module.graph, surroundings.regions(module.graph).nested
     for node in [node for node in graph.nodes if called(node) == "group_norm" and node not in nested]:
         given = {"eps": 1e-5} | arguments(node, *_PARAMETERS)
@@ -39,7 +39,7 @@ def replace(module: GraphModule) -> Iterator[Node]:
 
 
 def _fits(node: Node, of: Node) -> bool:
-    """True if the norm of a node is made by the operator."""
+    """True if the operator can compute the norm of a node."""
     x, made = value(of), value(node)
     if x is None or made is None or made.requires_grad or made.dtype is not x.dtype or x.dtype not in FLOATS:
         return False
@@ -51,7 +51,7 @@ def _fits(node: Node, of: Node) -> bool:
 
 
 def _normalized(graph: Graph, of: Node, groups: int, weight: Node | None, bias: Node | None, eps: float) -> Node:
-    """The norm of a node. weight, bias: vectors of the channels."""
+    """Node of the normalized tensor. weight, bias: nodes of vectors over channels, or None."""
     x = value(of)
     by_group = groups, x.shape[1] // groups
     found = put(graph, torch.ops.graphfuse.channel_moments.default, of, eps)

@@ -1,6 +1,7 @@
-"""Cross entropy in graphs that inductor compiles: the loss of each row, which can be a step of a region, and their sum.
+"""Cross entropy in graphs that inductor compiles, split into the loss of each row, which can be a step of a region, and
+a sum.
 
-Logits are read as they were before they were cast to float32, and viewed as rows.
+The loss of rows reads the logits before they are cast to float32 and viewed as rows.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ _PARAMETERS = {
     "cross_entropy_loss": "input target weight reduction ignore_index label_smoothing".split(),
     "nll_loss": "input target weight size_average ignore_index reduce reduction".split(),
 }
-"""By what a node calls: torch's function, or aten's operator, whose reductions are numbers. The loss of a softmax's
-logarithm is the cross entropy of what that is of."""
+"""Names of parameters, by the function of torch or operator of aten that a node calls. aten has reductions as numbers.
+nll_loss of a log_softmax is the cross entropy of the softmax's input."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A cross entropy. logits, target: the nodes that have them. Logits may have several dimensions of rows."""
+    """A cross entropy in a graph. logits, target: the nodes that have them. Logits may have several dimensions of
+    rows."""
 
     node: Node
     logits: Node
@@ -42,7 +44,7 @@ class Loss:
 
 
 class RowLosses:
-    """Losses of a graph as those of each row, of which regions take some."""
+    """Losses of a graph, rewritten as losses of rows. Regions may include them; `restore` undoes the others."""
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
@@ -53,7 +55,7 @@ class RowLosses:
             erase_unread(self._graph)
 
     def _divide(self, one: Loss) -> tuple[Node, Node]:
-        """Nodes of each row's loss, and of what was asked for."""
+        """Nodes of the rows' losses, and of the loss that replaces the original one."""
         graph, aten, loss = self._graph, torch.ops.aten, value(one.node)
         extents = [n if isinstance(n, int) else -1 for n in value(one.logits).shape[:-1]]
         with graph.inserting_before(one.node):
@@ -82,7 +84,7 @@ class RowLosses:
         self._graph.erase_node(old)
 
     def restore(self) -> None:
-        """Make those that no region has taken torch's."""
+        """Replace the losses that no region includes by torch's."""
         for one, rows, made in self._divided:
             if one.reduction != "none" and rows.users and made.users:
                 with self._graph.inserting_before(made):
@@ -95,7 +97,7 @@ class RowLosses:
                 self._replace(rows, loss)
 
     def _torchs(self, rows: Node, reduction: str) -> Node:
-        """The node of torch's loss, in float32."""
+        """Node of torch's loss, in float32."""
         logits, target, ignored, smoothing, _ = rows.args
         given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
         if value(logits).dtype is not torch.float32:
@@ -104,7 +106,8 @@ class RowLosses:
 
 
 def _losses(graph: Graph) -> Iterator[Loss]:
-    """Losses of classes by number, along the last of two dimensions, without weights."""
+    """Cross entropies of a graph: of logits with two dimensions, classes last, and class numbers, without class
+    weights."""
     for node in graph.nodes:
         names = _PARAMETERS.get(called(node))
         if names is None:
@@ -133,7 +136,7 @@ def _fit(x: object, target: object) -> bool:
 
 
 def _unviewed(x: Node) -> Node:
-    """The node that has the same rows before casts to a wider type, and one view as rows."""
+    """Node that has the same rows before casts to a wider type and before one view as rows."""
     source = exact(x)
     of = is_op(source, "view")
     before, rows = value(of.args[0]) if of else None, value(source)
@@ -144,12 +147,13 @@ def _unviewed(x: Node) -> Node:
         or not same(before.shape[-1], rows.shape[-1])
     ):
         return source
-    # An index may take a part of the rows.
+    # An index may select a part of the rows.
     return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
 
 
 def _normalized(x: Node, source: Node) -> Node | None:
-    """The rows that `source` is the logarithm of the softmax of, where nobody reads that but by way of x."""
+    """Logits of the log_softmax that `source` is; None if it is no log_softmax of the last dimension, or has readers
+    that do not lead to x alone."""
     node = x
     while node is not source and len(node.users) == 1:
         node = node.args[0]
@@ -161,8 +165,8 @@ def _normalized(x: Node, source: Node) -> Node | None:
 
 
 def _may_change(node: object) -> bool:
-    """True if something changes a node's values in place, or those of what it may be a view of: logits are read later
-    than the program makes copies of them."""
+    """True if something changes a node's values in place, or those of a tensor that it may view. The rewritten loss
+    would read such logits too late: after the program has copied them."""
     while isinstance(node, Node):
         if is_changed(node):
             return True

@@ -1,4 +1,4 @@
-"""Regions that read a sum over ranks, in graphs of tensor-parallel layers: the sum becomes a part of the region."""
+"""Sums over ranks in graphs of tensor-parallel layers, which become a part of the regions that read them."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,8 @@ from graphfuse.torch.regions.over_ranks import can_be_summed, region_over_ranks,
 
 
 def replace(module: GraphModule) -> Iterator[Node]:
-    """Puts the operator with a sum in the place of regions that alone read one. Yields the new nodes."""
+    """Replaces regions that alone read a sum over ranks by an operator that also computes the sum. Yields the new
+    nodes."""
     changed = False
     for node in list(module.graph.find_nodes(op="call_function", target=region)):
         inputs, text = node.args
@@ -20,7 +21,7 @@ def replace(module: GraphModule) -> Iterator[Node]:
             if partial is None or [*t.users] != [node] or inputs.count(t) > 1 or not can_be_summed(program, number):
                 continue
             group = value(partial).device_mesh.get_group().group_name
-            whole, t.args = t.args[0], (partial, *t.args[1:])  # what this rank has of it
+            whole, t.args = t.args[0], (partial, *t.args[1:])  # this rank's part of the sum
             module.graph.erase_node(whole)
             with module.graph.inserting_before(node):
                 made = module.graph.call_function(region_over_ranks, (inputs, text, number, group))
