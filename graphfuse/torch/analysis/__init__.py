@@ -1,6 +1,8 @@
-"""FX graphs and forwards of modules: what their nodes mean, what stands around them, what running source shows.
+"""Analysis of FX graphs and of modules' forwards: what nodes mean, what surrounds them, what source code does when it
+runs.
 
-``regions`` finds there what is one kernel; ``whole_models`` and ``compile_backend`` put that in place.
+``regions`` finds in them what one kernel can compute. ``whole_models`` and ``compile_backend`` put the kernels in
+place.
 """
 
 from graphfuse.torch.analysis.report import Entry, FuseReport

@@ -1,4 +1,5 @@
-"""What a node of an FX graph calls of aten, whoever recorded it: aten itself, torch's functions, Python, methods."""
+"""The calls of aten that a node of an FX graph makes, for all recorders: aten itself, torch's functions, Python's
+operators and methods."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from graphfuse.torch.analysis.own_kernels import SPELLED
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of aten. arguments: by the schema's names, defaults among them. results: what it returned."""
+    """One call of aten. arguments: by the schema's names, defaults included. results: what it returned."""
 
     overload: torch._ops.OpOverload
     arguments: dict[str, object]
@@ -26,13 +27,14 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The operator's name and overload, without torch's namespaces; of one in place that of what it computes."""
+        """Name and overload of the operator, without torch's namespaces; for an in-place operator, the name of its
+        out-of-place form."""
         name = self.overload._schema.name.removeprefix("aten::").removeprefix("prims::")
         return f"{name.removesuffix('_') if self.overload._schema.is_mutable else name}.{self.overload._overloadname}"
 
     @property
     def computed(self) -> torch._ops.OpOverload:
-        """The operator; of one in place that which makes a new tensor, where there is one."""
+        """The operator; for an in-place operator, its out-of-place form, if there is one."""
         if not self.overload._schema.is_mutable:
             return self.overload
         packet = getattr(torch.ops.aten, self.name.partition(".")[0], None)
@@ -40,7 +42,8 @@ class Call:
 
 
 def _are_alike(made: object, recorded: object) -> bool:
-    """True if a call made what it did when the graph was recorded. Under autocast it may not have."""
+    """True if a call made the types, devices and shapes that were recorded with the graph. Under autocast it may
+    not."""
     if not isinstance(made, torch.Tensor):
         are_several = isinstance(made, list | tuple) and isinstance(recorded, list | tuple)
         return are_several and len(made) == len(recorded) and all(map(_are_alike, made, recorded))
@@ -50,19 +53,19 @@ def _are_alike(made: object, recorded: object) -> bool:
 
 
 def _has_tensors(node: Node) -> bool:
-    """True if a node has a tensor or several, and nothing else."""
+    """True if the result of a node is one tensor or several, and nothing else."""
     found = several(told(node))
     return bool(found) and all(isinstance(t, torch.Tensor) for t in found)
 
 
 @contextmanager
 def _as_recorded(given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Context of tensors without memory: operations make such tensors of numbers, too, and what they ask of
-    extents that vary guards nothing."""
+    """Context for operations on tensors without memory (fake tensors). Tensors made of numbers are then fake, too, and
+    questions about extents that vary add no guards."""
     modes = (getattr(t, "fake_mode", None) for t in given)
     mode = next((mode for mode in modes if mode is not None), None)
     extents = getattr(mode, "shape_env", None)
-    # Torch's rules in C++ know only extents that are numbers.
+    # torch's rules in C++ support only extents that are numbers.
     vary = any(isinstance(n, torch.SymInt) for t in given for n in t.shape)
     rules = torch_private.python_dispatcher() if vary else nullcontext()
     unguarded = nullcontext() if extents is None else extents.suppress_guards()
@@ -73,11 +76,11 @@ def _as_recorded(given: Sequence[torch.Tensor]) -> Iterator[None]:
 def calls_of(
     node: Node, aliases: dict[torch.Tensor, torch.Tensor], recorded: Callable[[Node], object]
 ) -> tuple[Sequence[Call], object] | None:
-    """The calls of a node that computes tensors from tensors, and what it returns; None for any other node, and one
-    that changes what it is given.
+    """Calls of a node that computes tensors from tensors, and what it returns. None for any other node, and for one
+    that changes its arguments.
 
-    aliases: gets the tensors that calls are given, by those that were recorded with the graph. Some operations change
-    shapes in place, and back. recorded: what nodes have.
+    aliases: receives, by each recorded tensor, the tensor that the calls get instead, as some operations change shapes
+    in place, and back. recorded: function that returns the recorded result of a node.
     """
     if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
         return None
@@ -86,7 +89,7 @@ def calls_of(
     try:
         with torch.no_grad():
             aliases |= {t: t.detach() for t in tensors([*map(recorded, node.all_input_nodes)])}
-    except RuntimeError:  # of a transform that has ended
+    except RuntimeError:  # a tensor of a transform that has ended
         return None
 
     def given(a: Node) -> object:
@@ -99,8 +102,8 @@ def calls_of(
 
 
 def parts_of(call: Call) -> tuple[Sequence[Call], Sequence[object]] | None:
-    """The calls that torch's own decomposition makes in the place of one, and what it returns; None where torch has
-    none, and of a view, which may be more than that for autograd (detach)."""
+    """Calls that torch's decomposition of a call makes, and what it returns. None if torch has no decomposition, and
+    for a view, which may do more for autograd than its parts (detach)."""
     function = None if is_view(call) else torch_private.decomposition(call.computed)
     if function is None:
         return None
@@ -113,12 +116,12 @@ def parts_of(call: Call) -> tuple[Sequence[Call], Sequence[object]] | None:
 
 
 def is_view(call: Call) -> bool:
-    """True if a call makes another tensor of the memory that it is given."""
+    """True if a call returns a tensor that shares memory with an argument."""
     return any(made.alias_info is not None for made in call.computed._schema.returns)
 
 
 def given(call: Call) -> tuple[list[object], dict[str, object]]:
-    """Arguments of a call, by place and by name."""
+    """Arguments of a call, by position and by name."""
     found = [(a, call.arguments[a.name]) for a in call.overload._schema.arguments]
     named = {a.name: v for a, v in found if a.kwarg_only and v is not None}
     return [v for a, v in found if not a.kwarg_only], named
@@ -131,7 +134,7 @@ def _method(name: str) -> Callable[..., object]:
 def _logged(
     function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]
 ) -> tuple[Sequence[Call], object] | None:
-    """Calls of aten that a function of tensors makes, and what it returns; None where it does not run on these."""
+    """Calls of aten that a function makes, and what it returns; None if it does not run on these arguments."""
     calls = list[Call]()
 
     def log(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -150,13 +153,13 @@ def _logged(
     try:
         with torch.no_grad(), _as_recorded(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
             return calls, function(*args, **kwargs)
-    except Exception:  # what torch does not run on such tensors is no operation to translate
+    except Exception:  # an operation that torch cannot run on such tensors is not translated
         return None
 
 
 def mistold(graph: Graph) -> set[Node]:
-    """Nodes of which eager mode makes another type than the graph tells, and all that follow from them. Of tensors
-    without memory some operators promote types that their kernels do not (huber_loss, soft_margin_loss)."""
+    """Nodes whose types in eager mode differ from the recorded ones, and all nodes that depend on them. On tensors
+    without memory, some operators promote types that their kernels do not promote (huber_loss, soft_margin_loss)."""
     found: set[Node] = set()
     for node in graph.nodes:
         read = node.all_input_nodes
@@ -166,7 +169,7 @@ def mistold(graph: Graph) -> set[Node]:
 
 
 def _are_mixed(given: object) -> bool:
-    """True for floating-point tensors of several types, but those without dimensions."""
+    """True if floating-point tensors, other than those without dimensions, have several types."""
     return len({t.dtype for t in tensors(given) if t.dim() and t.is_floating_point()}) > 1
 
 
@@ -176,7 +179,7 @@ def _is_told(node: Node) -> bool:
 
 
 def _makes_what_is_told(call: Call) -> bool:
-    """True if a call makes the recorded types of one element of each tensor, or is not to be asked."""
+    """True if a call on tensors of one element makes the recorded types, or cannot be tried."""
     varies = any(isinstance(v, torch.SymInt | torch.SymFloat) for v in pytree.tree_leaves(call.arguments))
     changes = call.overload._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.overload.tags
     if varies or changes or call.overload.namespace != "aten" or not _are_mixed(call.arguments):
@@ -185,7 +188,7 @@ def _makes_what_is_told(call: Call) -> bool:
         given = pytree.tree_map_only(torch.Tensor, _one_element, call.arguments)
         try:
             made = several(call.overload(**given))
-        except Exception:  # of one element it makes nothing
+        except Exception:  # it does not run on tensors of one element
             return True
     pairs = zip(made, call.results, strict=False)
     return all(a.dtype is b.dtype for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor))

@@ -1,10 +1,11 @@
-"""Whether an operator is faster than what inductor makes of the same graph, by bytes moved and by measured cases.
+"""Cost model that decides whether an operator is faster than what inductor makes of the same graph, by bytes moved and
+by measured cases.
 
-What inductor would compute in one kernel with a norm counts against the operator: the bytes that are moved once more
-(`neighbours`). For it counts what a record says that its backward saves, which inductor computes in one kernel more.
-What no case says something about saves nothing, and is replaced where nothing counts against it. That a norm alone is
-faster says nothing of one with neighbours, where inductor moves more in the same time; that it is slower counts. All
-cases were measured on one H200 in bfloat16, which stands for all types of two bytes.
+Against an operator count the bytes that it moves once more, where inductor would compute its neighbours in one kernel
+with the norm (`neighbours`). For it counts what its backward saves by the records: inductor needs one more kernel
+there. An operator without a measured case saves nothing, and is used if nothing counts against it. For a norm with
+neighbours, a record of the norm alone counts only if the norm is slower: inductor moves more in the same time there.
+All cases were measured on one H200 in bfloat16, which stands for all types of two bytes.
 """
 
 import math
@@ -19,7 +20,7 @@ from graphfuse.torch.analysis.meaning import value
 from graphfuse.torch.analysis.neighbours import TakenNodes
 
 REACH = 16
-"""A measured case stands for rows and columns up to this factor away."""
+"""Factor up to which the rows and columns of a measured case may differ from those that it stands for."""
 
 DEVICE = "cuda"
 BYTES = 2
@@ -30,17 +31,17 @@ LAYER_BACKWARD = "the backward of layer norm"
 """What was measured: a norm alone in the inference phase, and backwards with the weight's gradient."""
 
 _TENSORS = {LAYER: 2, RMS_BACKWARD: 3, LAYER_BACKWARD: 3}
-"""How many tensors as large as x are moved."""
+"""Number of tensors as large as x that are moved."""
 _ALONE = {"layernorm": LAYER}
 _BACKWARDS = {"rmsnorm": RMS_BACKWARD, "layernorm": LAYER_BACKWARD}
 HELD = 32 << 20
-"""Bytes of a tensor that kernels behind one another find in the L2."""
+"""Largest tensor in bytes that a kernel still finds in the L2 after the kernel before it."""
 SUMMED = f"its backward reads more than {HELD >> 20} MiB once more, to add up gradients of samples"
 
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """ours, inductors: microseconds of the medians. record: the file in docs/records."""
+    """A measured case. ours, inductors: medians in microseconds. record: the file in docs/records."""
 
     what: str
     rows: int
@@ -51,7 +52,7 @@ class MeasuredCase:
 
     @property
     def saved(self) -> float:
-        """Bytes of an element that could be moved in the time that is saved; less than 0 where inductor is faster."""
+        """Bytes of an element that could be moved in the time that is saved; negative if inductor is faster."""
         return (self.inductors / self.ours - 1) * _TENSORS[self.what] * BYTES
 
     def __str__(self) -> str:
@@ -94,10 +95,10 @@ CASES = (
 
 @dataclass(frozen=True)
 class Judged:
-    """An operator that may take the place of nodes.
+    """An operator that may replace nodes.
 
-    key: the node that verdicts name. saved: bytes of an element that it is ahead of inductor otherwise; less than 0
-    where it is behind. behind: why, in words.
+    key: the node that stands for it in verdicts. taken: the nodes that it replaces. saved: bytes of an element that it
+    is otherwise ahead of inductor; negative if it is behind. behind: the reason for that, in words.
     """
 
     key: Node
@@ -107,8 +108,8 @@ class Judged:
 
 
 def of_samples(nodes: Iterable[Node], size: int) -> int:
-    """Bytes of an element that a backward reads from memory once more for gradients that have a row for each sample.
-    size: bytes of the tensor of all rows."""
+    """Bytes of an element that a backward reads from memory again, for gradients that have a row for each sample. size:
+    bytes of the tensor of all rows."""
     if size <= HELD:
         return 0
     tensors = [t for t in map(value, nodes) if t is not None and t.requires_grad and t.numel() != t.shape[-1]]
@@ -116,11 +117,11 @@ def of_samples(nodes: Iterable[Node], size: int) -> int:
 
 
 def declined(judged: Sequence[Judged]) -> dict[Node, str]:
-    """Why operators are left, by their keys. What inductor would compute in one kernel with several of them is judged
-    once, as all are replaced or none."""
+    """Reasons why operators are not used, by their keys. Operators that inductor would compute in one kernel are judged
+    together: all are used, or none."""
     reasons = dict[Node, str]()
     for group in linked((one, (id(one), *_nodes(one))) for one in judged):
-        moved = dict[Node, float]()  # once, where a tensor is between two of them
+        moved = dict[Node, float]()  # once for a tensor between two of them
         for crossing in (c for one in group for c in one.taken.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
         if sum(moved.values()) > sum(one.saved for one in group):
@@ -129,7 +130,7 @@ def declined(judged: Sequence[Judged]) -> dict[Node, str]:
 
 
 def _nodes(one: Judged) -> set[Node]:
-    """Nodes of an operator and its neighbours; none where it has no neighbours."""
+    """Nodes of an operator and its neighbours; none if it has no neighbours."""
     own = one.taken.own if one.taken.crossings else ()
     return {*own, *(n for c in one.taken.crossings for n in (c.tensor, *c.others))}
 
@@ -144,8 +145,8 @@ def _said(one: Judged) -> str:
 
 
 def cases(op: str, is_alone: bool, has_weights: bool, shape: Sequence[int | torch.SymInt]) -> list[MeasuredCase]:
-    """The nearest measured cases of a norm of a shape. is_alone: without anything around it. has_weights: in training,
-    with gradients of its weights."""
+    """Nearest measured cases of a norm of a shape. is_alone: whether nothing surrounds it. has_weights: whether it is
+    trained, with gradients of its weights."""
     *leading, columns = shape
     rows = math.prod(leading) if all(isinstance(n, int) for n in leading) else None
     if not isinstance(columns, int):
@@ -155,7 +156,7 @@ def cases(op: str, is_alone: bool, has_weights: bool, shape: Sequence[int | torc
 
 
 def saved(found: Sequence[MeasuredCase]) -> float:
-    """Bytes of an element that an operator is ahead of inductor by what was measured, by the case that has least."""
+    """Bytes of an element that an operator is ahead of inductor, by the measured case with the smallest gain."""
     least = dict[str, float]()
     for case in found:
         least[case.what] = min(case.saved, least.get(case.what, math.inf if case.what in _BACKWARDS.values() else 0.0))
@@ -163,8 +164,8 @@ def saved(found: Sequence[MeasuredCase]) -> float:
 
 
 def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
-    """Cases at the nearest number of columns, of the numbers of rows next to this one; of all numbers where it varies
-    (None)."""
+    """Cases at the nearest number of columns, at the measured numbers of rows next to `rows`; at all numbers of rows if
+    `rows` varies (None)."""
     there = [case for case in CASES if case.what == what and _is_near(case.columns, columns)]
     counts = sorted({case.rows for case in there})
     by_rows = {n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in counts}

@@ -1,7 +1,7 @@
-"""Nodes of an FX graph that inductor writes kernels for, and so fuses with their neighbours; views, which cost nothing;
-all others are calls of libraries and operators.
+"""Classification of FX nodes: those that inductor generates kernels for, and so fuses with their neighbours; views,
+which cost nothing; and others, which call libraries and operators.
 
-torch itself says which operations are pointwise, and takes others apart. What it does not say is listed.
+torch itself tags pointwise operations, and decomposes others. What it does not say is listed here.
 """
 
 import functools
@@ -39,14 +39,14 @@ _MOVES = frozenset(
     "cast clone cat constant_pad_nd roll flip repeat embedding index gather dropout graphfuse::keyed_dropout "
     "native_dropout feature_alpha_dropout bernoulli fake_quantize_per_tensor_affine".split()
 )
-"""What torch does not call pointwise, and inductor computes element by element."""
+"""Operations that torch does not tag as pointwise, and that inductor computes element by element."""
 _BY_NUMBER = frozenset({"gather", "take_along_dim"})
-"""What takes elements along a dimension by their numbers."""
+"""Operations that take elements along a dimension by an index."""
 _IDENTICAL = ("add", "sub", "cat", "same")
 
 
 def is_generated(node: Node) -> bool:
-    """True if inductor writes the kernel of an operation."""
+    """True if inductor generates the kernel of an operation."""
     name = _name(node)
     return bool(name) and (_is_known(name) or not reads(node) or bool(_made_of(node)))
 
@@ -57,27 +57,27 @@ def is_fused(node: Node) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """True if an operation computes each element by itself."""
+    """True if an operation computes each element independently of the others."""
     return _is_pointwise(_name(node))
 
 
 def is_repeatable(name: str) -> bool:
-    """True if an operation of this name makes the same of the same in each call, and changes nothing."""
+    """True if an operation of this name returns the same for the same arguments, and changes nothing."""
     return not name.endswith("_") and (name in MEANING or name in _REDUCTIONS or _is_pointwise(name))
 
 
 def is_reduction(node: Node) -> bool:
-    """True if an operation makes fewer numbers than it reads, on its way or in the end."""
+    """True if an operation reduces: its result, or an intermediate one, has fewer numbers than it reads."""
     return _name(node) in _REDUCTIONS or not _REDUCTIONS.isdisjoint(_made_of(node))
 
 
 def takes_by_number(node: Node) -> bool:
-    """True if an operation takes elements along a dimension by their numbers."""
+    """True if an operation takes elements along a dimension by an index."""
     return _name(node) in _BY_NUMBER
 
 
 def is_free(node: Node) -> bool:
-    """True if a node moves nothing: a view, a part, or what returns the tensor that it is given."""
+    """True if a node moves no data: a view, a part, or an operation that returns its argument."""
     source = value(node.args[0]) if node.args else None
     if called(node) == "dropout":
         return rate_of_dropout(node) == 0
@@ -89,14 +89,14 @@ def is_free(node: Node) -> bool:
 
 
 def rate_of_dropout(node: Node) -> object:
-    """Part of the elements that a dropout drops."""
+    """Fraction of the elements that a dropout drops."""
     given = arguments(node, "input", "p", "training")
     return given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0
 
 
 def is_of_rows(node: Node, operand: Node, columns: int = 1) -> bool:
-    """True if what a node makes of an operand has its leading extents: elements or reductions of its rows. columns: how
-    many dimensions rows lie along."""
+    """True if the result of a node has the leading extents of an operand: elements, or reductions, of its rows.
+    columns: number of dimensions that rows lie along."""
     made, read = value(node), value(operand)
     if made is None or read is None:
         return True
@@ -105,7 +105,7 @@ def is_of_rows(node: Node, operand: Node, columns: int = 1) -> bool:
 
 
 def is_cast_by_autocast(node: Node, operand: Node) -> bool:
-    """True if a product makes a narrower type than it is given: autocast has an operand cast before it."""
+    """True if the result of a product is narrower than an operand: autocast casts the operand before it."""
     made, read = value(node), value(operand)
     if made is None or read is None or node.op == "output":
         return False
@@ -113,12 +113,12 @@ def is_cast_by_autocast(node: Node, operand: Node) -> bool:
 
 
 def passes_gradients(node: Node) -> bool:
-    """True if the gradient of what a node is given is that of its result: its backward moves nothing."""
+    """True if the gradient of a node's result is unchanged that of its arguments: the backward moves no data."""
     return _name(node) in _IDENTICAL
 
 
 def reads(node: Node) -> bool:
-    """True if a node reads the elements of what it is given: not its extents alone."""
+    """True if a node reads the elements of its arguments, not just their extents."""
     made = told(node)
     if _is_of_extents(called(node)):
         return False
@@ -126,7 +126,7 @@ def reads(node: Node) -> bool:
 
 
 def title(node: Node) -> str:
-    """Name of an operation, as reports say it."""
+    """Name of an operation in reports."""
     if is_op(node, "cast"):
         return f"cast to {str(dtype(node)).removeprefix('torch.')}"
     return OURS.get(_name(node), _name(node)) or node.name
@@ -147,23 +147,23 @@ def _is_pointwise(name: str) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    """True if inductor generates operations of this name."""
+    """True if inductor generates kernels for operations of this name."""
     return name in _REDUCTIONS or name in _MOVES or _is_pointwise(name)
 
 
 def _is_of_extents(name: str) -> bool:
-    """True for an operation that makes a tensor as large as another."""
+    """True for an operation that makes a tensor with the extents of another."""
     return name.endswith("_like") or name.startswith("new_")
 
 
 _MOST = 1024
 _made = dict[object, frozenset[str]]()
-"""Names by what was asked."""
+"""Names of operations, by function and arguments."""
 
 
 def _made_of(node: Node) -> frozenset[str]:
-    """Names of operations that inductor generates and that a node is made of, as torch takes it apart; none where
-    one of them is a library's, and of what has a name that says more."""
+    """Names of the operations that torch decomposes a node into, if inductor generates them all; none otherwise, and
+    for nodes whose own name says more."""
     if not called(node) or _name(node) in MEANING or called(node) in PARTS or _is_known(_name(node)):
         return frozenset()
     asked = node.target, str(map_arg((node.args, node.kwargs), _described))
@@ -175,12 +175,12 @@ def _made_of(node: Node) -> frozenset[str]:
 
 
 def _described(node: Node) -> object:
-    """Ranks and types of a node, by which operations with it are what they are."""
+    """Ranks and types of a node's result, which determine the operations that read it."""
     return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in several(told(node))]
 
 
 def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] | None:
-    """Names of the calls, or of their parts; None where inductor does not generate one."""
+    """Names of the calls, or of their parts; None if inductor does not generate one of them."""
     found = set[str]()
     for call in calls:
         name = call.name.partition(".")[0]
@@ -196,5 +196,5 @@ def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] |
 
 
 def _moves_nothing(call: Call) -> bool:
-    """True for a view, and for what reads no elements."""
+    """True for a view, and for a call that reads no elements."""
     return is_view(call) or not tensors(call.arguments) or _is_of_extents(call.name.partition(".")[0])

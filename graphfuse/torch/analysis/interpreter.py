@@ -1,9 +1,9 @@
-"""A function of a module, run statement by statement on symbols that stand for its tensors.
+"""Interpreter that runs a function of a module, statement by statement, on symbols that stand for its tensors.
 
-Tracing follows one way through a function. That way holds for every call only if nothing on it depends on more than
-what is compared at each call. So the source is run here instead of by Python: assignments, returns, branches on known
-values, and calls of torch's operations and of plain functions, which are run in the same way. Everything else is
-`ForwardDeclined`: what is not listed is not run. Each value that is not an argument is recorded as a `Read`.
+Tracing follows one path through a function. That path holds for every call only if all that it depends on is compared
+at each call. So the source is run here instead of by Python: assignments, returns, branches on known values, and calls
+of torch's operations and of plain functions, which are run in the same way. Any other statement raises
+`ForwardDeclined`. Each value that is not an argument is recorded as a `Read`.
 """
 
 import ast
@@ -61,8 +61,8 @@ def run(
     named: Mapping[str, object],
     rest: Mapping[str, object] = MappingProxyType({}),
 ) -> object:
-    """Result of a function of the module and these arguments. rest: what other variables are. Raises ForwardDeclined,
-    and whatever operations raise."""
+    """Result of a function of the module, called with these arguments. rest: values of other variables. Raises
+    ForwardDeclined, and any error that operations raise."""
     cls = type(domain.module)
     if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
         raise ForwardDeclined("looks its attributes up in a way of its own")
@@ -84,7 +84,7 @@ def _called(
     given = dict(bound.arguments)
     bound.apply_defaults()
     empty = [p.name for p in bound.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    # A default that may be changed in place is not known.
+    # A default value that may be changed in place is not known.
     known = {
         n: v for n, v in bound.arguments.items() if n in given or n in empty or is_plain(v) and isinstance(v, Hashable)
     }
@@ -96,13 +96,13 @@ def _called(
 
 
 class _Frame:
-    """A call of a function: its variables, and what its statements and expressions do."""
+    """A call of a function: its variables, and how its statements and expressions are run."""
 
     def __init__(self, domain: Domain, function: FunctionType, variables: dict[str, object], depth: int) -> None:
         self.domain, self.function, self.variables, self.depth = domain, function, variables, depth
 
     def block(self, statements: Sequence[ast.stmt]) -> tuple[object] | None:
-        """The value that statements return, in a tuple, None where they return none."""
+        """The value that statements return, in a tuple; None if they return nothing."""
         for statement in statements:
             match statement:
                 case ast.Return():
@@ -132,7 +132,7 @@ class _Frame:
         return None
 
     def defined(self, node: ast.FunctionDef) -> FunctionType:
-        """A function within the function, which reads nothing of its variables."""
+        """A function that is defined within the function, and reads none of its variables."""
         codes = (c for c in self.function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name)
         found = [code for code in codes if not code.co_freevars and code.co_firstlineno == node.lineno]
         if len(found) != 1 or node.args.defaults or any(node.args.kw_defaults):
@@ -156,7 +156,7 @@ class _Frame:
                 if starred is not None:
                     raise self.declined(target, "takes a symbol apart")
                 value = self.domain.unpack(value, len(places))
-            # Without a starred place the number of values decides something.
+            # Without a starred target, the number of values decides whether this raises an error.
             values = [*(self.domain.settled(value) if starred is None else value)]
             if starred is not None:
                 end = len(values) - (len(places) - starred - 1)
@@ -169,7 +169,7 @@ class _Frame:
             raise self.declined(target, f"changes {ast.unparse(target)}")
 
     def stored(self, target: ast.expr, value: object) -> bool:
-        """True if a value was written to a part of a symbol of a variable."""
+        """True if a value was written to a part of a symbol that a variable holds."""
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return False
         held = self.variables.get(target.value.id)
@@ -186,7 +186,7 @@ class _Frame:
 
     @contextmanager
     def at(self, node: ast.expr) -> Iterator[None]:
-        """Context in which what the domain declines is said with the line."""
+        """Context that adds the source line to a ForwardDeclined of the domain."""
         try:
             yield
         except ForwardDeclined as why:
@@ -212,7 +212,7 @@ class _Frame:
         return self.items(node.elts)
 
     def _generatorexp(self, node: ast.GeneratorExp | ast.ListComp) -> object:
-        """Values for each of several known ones, all of them."""
+        """List of the values of a comprehension over a known sequence."""
         first, *others = node.generators
         several = self.value(first.iter)
         if others or first.is_async or not isinstance(first.target, ast.Name) or not isinstance(several, tuple | list):
@@ -232,7 +232,7 @@ class _Frame:
         return slice(*(self.settled(node, part) for part in parts))
 
     def items(self, nodes: Sequence[ast.expr], most: int | None = None) -> list[object]:
-        """Values of expressions. most: how many of them there are, where that is known."""
+        """Values of expressions. most: their number, if it is known."""
         found: list[object] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
@@ -345,7 +345,7 @@ class _Frame:
         return self.read(node, names, (name,), found)
 
     def read(self, node: ast.expr, root: object, path: tuple[str, ...], value: object) -> object:
-        """Value that was read: one that can be compared with what it is later, or something with a name."""
+        """A value that was read: itself if it can be compared with what it is later, or a `Named`."""
         if is_plain(value):
             self.domain.record(root, path, value)
             return value
@@ -379,7 +379,7 @@ class _Frame:
         raise self.declined(node, f"reads {ast.unparse(node)}")
 
     def own(self, node: ast.Attribute) -> object:
-        """An attribute of the module, looked up as Python does it."""
+        """An attribute of the module, looked up in the order that Python uses."""
         module, name = self.domain.module, node.attr
         shared = inspect.getattr_static(type(module), name, None)
         if hasattr(type(shared), "__set__") or isinstance(shared, classmethod) or name == "forward":
@@ -404,7 +404,7 @@ class _Frame:
         return self.read(node, SELF, (name,), value)
 
     def inherited(self, node: ast.Attribute) -> object:
-        """A method by ``super()``."""
+        """A method that ``super()`` finds."""
         code, cls = self.function.__code__, type(self.domain.module)
         names = self.function.__globals__
         first = self.variables.get(code.co_varnames[0]) if code.co_argcount else None
@@ -432,7 +432,7 @@ class _Frame:
                     named |= self.domain.spread(value)
         if isinstance(function, TensorMethod | Child | self.domain.symbols):
             return self.computed(node, function, args, named)
-        if isinstance(function, FunctionType):  # which the function defines
+        if isinstance(function, FunctionType):  # defined within the function
             return self.called(function, args, named)
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
@@ -462,7 +462,8 @@ class _Frame:
 
 
 def _called_by(value: object) -> FunctionType | None:
-    """The function that calling an object calls, of a class of Python's usual kind; None for what is no such."""
+    """Function that runs if an object is called, for a class with Python's usual attribute lookup; None for any
+    other."""
     cls = type(value)
     usual = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
     found = inspect.getattr_static(cls, "__call__", None)
@@ -470,7 +471,7 @@ def _called_by(value: object) -> FunctionType | None:
 
 
 def _most(function: object) -> int | None:
-    """Number of arguments that a function is given, where it has no defaults; None for any other."""
+    """Number of arguments of a function without defaults; None for any other."""
     value = function.value if isinstance(function, Named) and not function.is_method else function
     if not isinstance(value, FunctionType):
         return None
@@ -480,7 +481,7 @@ def _most(function: object) -> int | None:
 
 
 def _makes_activations(value: object) -> bool:
-    """True if a value is the table of transformers that makes a module of a class for each time that it is asked."""
+    """True if a value is transformers' table of activations, which makes a new module each time it is indexed."""
     return type(value).__module__ == "transformers.activations" and isinstance(value, dict)
 
 

@@ -1,4 +1,4 @@
-"""Things in groups that hang together."""
+"""Grouping of things that are connected."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
@@ -7,7 +7,8 @@ T = TypeVar("T")
 
 
 def linked(things: Iterable[tuple[T, Sequence[Hashable]]]) -> list[list[T]]:
-    """Things, each with keys, in groups that have one in common, directly or by way of others. All are in order."""
+    """Things in groups that are connected by common keys, directly or through other things. things: each with its keys.
+    Groups and the things in them keep their order."""
     above: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:

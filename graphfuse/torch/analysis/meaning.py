@@ -1,4 +1,4 @@
-"""What nodes of an FX graph mean, whoever recorded them: aten's, torch's functions, Python's operators and methods.
+"""Meaning of the nodes of an FX graph, for all recorders: aten, torch's functions, Python's operators and methods.
 
 Shapes and types are those of ``node.meta["val"]`` (recordings, AOT) or ``["example_value"]`` (Dynamo).
 """
@@ -48,7 +48,7 @@ _OF_ONE_NAME = (
 MEANING = {name: meaning for meaning, names in _MEANINGS.items() for name in names.split()}
 MEANING |= dict(zip(_OF_ONE_NAME, _OF_ONE_NAME, strict=True))
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
-"""What may share memory with its first argument."""
+"""Meanings of operations whose result may share memory with their first argument."""
 
 _NOT_IN_PLACE = {
     operator.iadd: operator.add,
@@ -60,23 +60,23 @@ _NOT_IN_PLACE = {
 PARTS = frozenset(
     "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
 )
-"""Names of other operations that may, whose meaning nobody asks for."""
+"""Names of other operations whose result may share memory. Their meaning is not needed."""
 _IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 OURS = {"graphfuse::keyed_dropout": "dropout", "graphfuse::cross_entropy_loss": "cross_entropy"}
-"""Operators of ours that stand in graphs until regions are chosen, with the name of torch's."""
+"""graphfuse's own operators that are in graphs until regions are chosen, with torch's names for them."""
 KEYS = ("val", "example_value")
-"""Where whoever recorded a graph says of a node's result."""
+"""Keys of ``Node.meta`` under which recorders store the result of a node."""
 _USUAL_EXTENT = 64
-"""What planning takes for an extent that shows at run time alone."""
+"""Extent that planning assumes if the real one is known only at run time."""
 _WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
-"""Names that end as those of operations in place do, of what changes nothing."""
+"""Functions whose names end like those of in-place operations, but which change nothing."""
 _OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch.special, torch_private.native_functions())
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """An operation by its meaning. args: given by position, then the named ones."""
+    """An operation by its meaning. args: positional arguments. named: keyword arguments."""
 
     meaning: str
     args: tuple[object, ...]
@@ -87,7 +87,7 @@ class Meaning:
 
 
 def called(node: Node) -> str:
-    """The name of what a node calls; "" for what is no operation of torch."""
+    """Name of the function that a node calls; "" if it is no operation of torch."""
     target = node.target
     if node.op == "call_method":
         return str(target)
@@ -102,19 +102,19 @@ def called(node: Node) -> str:
 
 
 def arguments(node: Node, *names: str) -> dict[str, object]:
-    """Arguments of a call by name. names: of those that may be given by position."""
+    """Arguments of a call by name. names: of arguments that may be given by position."""
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def name_of(target: object) -> str:
-    """The name of a function of torch; "" for any other."""
+    """Name of a function of torch; "" for any other object."""
     name = getattr(target, "__name__", "")
-    names = (name, name.removeprefix("linalg_"), name.removeprefix("special_"))  # what modules have without it
+    names = (name, name.removeprefix("linalg_"), name.removeprefix("special_"))  # modules omit prefixes
     return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
 
 
 def writes(node: Node) -> bool:
-    """True if a node changes its first argument in place, or might; or what it is given as `out`."""
+    """True if a node changes its first argument in place, or may do so, or writes to an argument `out`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
     place = _place_of_inplace(node.target) if node.op == "call_function" else None
@@ -129,24 +129,24 @@ def writes(node: Node) -> bool:
 
 @functools.cache
 def _place_of_inplace(function: Callable[..., object]) -> int | None:
-    """Position at which a function takes `inplace`."""
+    """Position of a function's parameter `inplace`; None if it has none."""
     try:
         names = [*inspect.signature(function).parameters]
-    except (TypeError, ValueError):  # of a builtin, whose names in place end with an underscore
+    except (TypeError, ValueError):  # a builtin, whose in-place forms have names that end with an underscore
         return None
     return names.index("inplace") if "inplace" in names else None
 
 
 def may_write(node: Node) -> bool:
-    """True if a node changes what it is given, or is nothing of torch, so that this is not known."""
+    """True if a node changes its arguments, or may do so as it is no operation of torch."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called(node))
 
 
 def op(node: object) -> Meaning | None:
-    """Meaning of what a node computes, None where that is not known. An operation in place counts as what it computes
-    where nobody else reads what it changes."""
+    """Meaning of the operation of a node; None if it is not known. An in-place operation counts as its out-of-place
+    form if nothing else reads the tensor that it changes."""
     if not isinstance(node, Node):
         return None
     name, args, named = called(node), node.args, dict(node.kwargs)
@@ -163,7 +163,7 @@ def op(node: object) -> Meaning | None:
 
 
 def _keeps_order(index: object) -> bool:
-    """True if what an index takes of a tensor is a view of it."""
+    """True if indexing a tensor with an index makes a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(
         part is None
@@ -177,12 +177,12 @@ def _keeps_order(index: object) -> bool:
 
 
 def changes(node: Node) -> bool:
-    """True if a node changes in place what others may read, under whatever name."""
+    """True if a node changes a tensor in place that others may read, also through views."""
     return writes(node) and op(node) is None
 
 
 def without_writes(graph: Graph) -> None:
-    """Makes operations in place ordinary ones, where nobody else reads what they change."""
+    """Replaces in-place operations by out-of-place ones, if nothing else reads the tensors that they change."""
     for node in graph.nodes:
         if not writes(node) or op(node) is None:
             continue
@@ -196,7 +196,8 @@ def without_writes(graph: Graph) -> None:
 
 
 def with_extents_of_inputs(graph: Graph) -> None:
-    """Asks inputs for the extents of computed tensors of their shape: nobody needs a tensor for its extents alone."""
+    """Reads extents from inputs instead of computed tensors of the same shape, which then are not needed for their
+    extents."""
     given = (node for node in graph.find_nodes(op="placeholder") if not is_changed(node))
     inputs = [(node, t) for node in given if (t := value(node)) is not None]
     for node in graph.nodes:
@@ -209,7 +210,7 @@ def with_extents_of_inputs(graph: Graph) -> None:
 
 
 def with_types_said(graph: Graph) -> None:
-    """Gives casts the type that they ask another tensor for: nobody needs a tensor for its type alone."""
+    """Gives casts like ``type_as`` a constant type: the other tensor then is not needed for its type."""
     for node in [*graph.nodes]:
         of, like = map(value, node.args) if called(node) == "type_as" and len(node.args) == 2 else (None, None)
         if of is None or like is None or value(node) is None or of.device != like.device:
@@ -222,7 +223,7 @@ def with_types_said(graph: Graph) -> None:
 
 
 def _is_new(node: Node) -> bool:
-    """True if a node makes a tensor of its own, which nothing else sees, or is one of several that another makes."""
+    """True if a node makes a new tensor, which nothing else refers to, or is one of several results of such a node."""
     if is_item(node):
         return _is_new(node.args[0])
     found = op(node)
@@ -230,7 +231,7 @@ def _is_new(node: Node) -> bool:
 
 
 def is_item(node: Node) -> bool:
-    """True if a node is one of several results."""
+    """True if a node is one of several results of another."""
     return called(node) == "getitem" and isinstance(told(node.args[0]), list | tuple)
 
 
@@ -240,27 +241,27 @@ def is_op(node: object, *meanings: str) -> Meaning | None:
 
 
 def told(node: Node) -> object:
-    """Result of a node, as it was recorded with the graph."""
+    """Result of a node, as it was recorded with the graph; None if none was."""
     return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
 def several(made: object) -> Sequence[object]:
-    """Sequence of what a node has, one or several."""
+    """Results of a node as a sequence, whether it has one or several."""
     return made if isinstance(made, list | tuple) else (made,)
 
 
 def tensors(made: object) -> list[torch.Tensor]:
-    """Tensors among what a node has, or a call is given."""
+    """Tensors in the result of a node, or in the arguments of a call."""
     return [t for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor)]
 
 
 def has_gradient(node: Node) -> bool:
-    """True if a tensor that a node has requires a gradient."""
+    """True if a tensor of a node requires a gradient."""
     return any(t.requires_grad for t in tensors(told(node)))
 
 
 def value(node: object) -> torch.Tensor | None:
-    """A tensor of the node's shape and type."""
+    """The recorded tensor of a node, which has its shape and type; None if the node has no single tensor."""
     if not isinstance(node, Node):
         return None
     found = told(node)
@@ -268,8 +269,8 @@ def value(node: object) -> torch.Tensor | None:
 
 
 def number(node: object) -> int | float | torch.SymFloat | None:
-    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``). One that is read of a
-    tensor is none: nothing is known of it when a graph is compiled."""
+    """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``). None for all else, also
+    for a number that is read from a tensor, as it is not known when a graph is compiled."""
     if isinstance(node, Node):
         node = told(node)
     if isinstance(node, torch.SymFloat) and not node.node.has_hint():
@@ -288,12 +289,12 @@ def dtype(node: object) -> torch.dtype | None:
 
 
 def wide(kind: torch.dtype | None) -> torch.dtype | None:
-    """The type that norms of a type are computed in."""
+    """Type in which norms of a type are computed."""
     return {torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(kind, kind)
 
 
 def exact(node: object) -> object:
-    """The node that this one has the values of: casts to a wider type, and copies, are seen through."""
+    """The node with the same values before casts to a wider type, and copies."""
     while (found := is_op(node, "cast", "same")) and isinstance(found.args[0], Node):
         source = found.args[0]
         if dtype(source) is None or dtype(node) not in (dtype(source), wide(dtype(source))):
@@ -305,7 +306,7 @@ def exact(node: object) -> object:
 
 
 def unviewed(node: object) -> object:
-    """The node whose elements this one has in the same order: views that move none are seen through."""
+    """The node with the same elements in the same order, before views that move none."""
     while (found := is_op(node, "view", "expand")) and value(found.args[0]) is not None:
         source = found.args[0]
         old, new = ([n for n in value(t).shape if not same(n, 1)] for t in (source, node))
@@ -316,15 +317,15 @@ def unviewed(node: object) -> object:
 
 
 def same(a: object, b: object) -> bool:
-    """True if two extents are known to be one, without guarding on it."""
+    """True if two extents are known to be equal. Adds no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return str(a) == str(b)
 
 
 def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
-    """Dimensions of the argument, for each that a permutation or transposition makes; None where they are not
-    known. Of a matrix they are not: two numbers may be a permutation's or a transposition's."""
+    """Dimensions of the argument, one for each dimension of the permuted or transposed result; None if they are not
+    known. They are not known for a matrix: two numbers may be a permutation or a transposition."""
     dims = found.args[1:] or tuple(n for name, n in found.named.items() if name not in ("input", "self"))
     dims = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
     if rank == 2 or not all(isinstance(d, int) for d in dims):
@@ -338,7 +339,7 @@ def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
 
 
 def end_of(node: object) -> tuple[Node, slice] | None:
-    """Source of which a node is a slice, along the last dimension alone, and the slice."""
+    """Source and slice of a node that slices the last dimension alone; None for any other node."""
     found = is_op(node, "slice", "view")
     source = found.args[0] if found and found.args else None
     if value(source) is None:
@@ -354,8 +355,8 @@ def end_of(node: object) -> tuple[Node, slice] | None:
 
 
 def number_of_pairs(index: object, rank: int = 0) -> int | None:
-    """0 for an index of the columns of even numbers, 1 for one of those of odd numbers. rank: of what it is of, 0 where
-    nobody knows."""
+    """0 for an index of the even-numbered columns, 1 for one of the odd-numbered columns, None for any other. rank: of
+    the indexed tensor; 0 if unknown."""
     if not isinstance(index, tuple) or index[:-1] not in ((Ellipsis,), (slice(None),) * (rank - 1) or (Ellipsis,)):
         return None
     taken = index[-1]
@@ -364,7 +365,7 @@ def number_of_pairs(index: object, rank: int = 0) -> int | None:
 
 
 def joined(node: object) -> Sequence[Node]:
-    """The tensors that a node has one behind the other, along the last dimension; none where it has no such."""
+    """Tensors that a node concatenates along the last dimension; none for any other node."""
     found = is_op(node, "cat")
     is_at_end = found is not None and is_last(found.get(1, "dim", found.named.get("axis", 0)), node)
     return found.get(0, "tensors") if is_at_end else ()
@@ -378,7 +379,7 @@ def operands(found: Meaning) -> Iterator[tuple[object, object]]:
 
 
 def is_changed(node: object) -> bool:
-    """True if something changes a node's values in place, also through what may share its memory."""
+    """True if something changes a node's values in place, also through a tensor that may share its memory."""
     while isinstance(node, Node):
         if _is_written(node):
             return True
@@ -399,11 +400,12 @@ def _may_be_a_view(node: Node) -> bool:
 
 
 def _is_the_same_tensor(node: Node) -> bool:
-    """True if a node may return its argument: a cast to the type that it has."""
+    """True if a node may return its argument itself: a cast to the argument's type, for example."""
     found = is_op(node, "cast", "same")
     return found is not None and dtype(found.args[0]) is dtype(node) and called(node) != "clone"
 
 
 def hint(n: object) -> int:
-    """An extent; of one that varies what it was when the graph was recorded, a usual one where that is not known."""
+    """An extent as a number. For one that varies, its value when the graph was recorded, or a usual one if that is
+    unknown."""
     return n if isinstance(n, int) else int(n.node.hint) if n.node.has_hint() else _USUAL_EXTENT

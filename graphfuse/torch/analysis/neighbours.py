@@ -1,8 +1,10 @@
-"""What inductor computes in one kernel with a norm, and an operator does not: by that, tensors are moved once more.
+"""Tensors that an operator moves and inductor would not: inductor computes a norm's neighbours in one kernel with the
+norm.
 
-Inductor writes the norm, what is made of its result and what makes its input as one loop over rows, and moves what goes
-in and out of all of it. An operator reads and writes its own tensors, and inductor's kernel beside it reads or writes
-them again. What needs a library's result that needs the norm, as a residual sum behind a layer, is in no such kernel.
+Inductor writes a norm, the operations before it and the operations on its result as one loop over rows, and moves only
+what enters or leaves the loop. An operator reads and writes its own tensors, and inductor's kernels next to it read or
+write them again. An operation that also needs a library's result that depends on the norm, such as a residual sum after
+a layer, is never in the norm's kernel.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ from graphfuse.torch.analysis.meaning import hint, is_op, same, value
 from graphfuse.torch.analysis.reached import reached
 
 _NAMED = 4
-"""How many operations a text names of what crosses at one place."""
+"""Number of operations that a report names for one crossing."""
 _BEFORE = "before it"
 _BESIDE, _BEHIND = 1, 2
-"""How a node depends on a norm: by what inductor computes alone, or by a library, which ends the kernel."""
+"""How a node depends on a norm: through inductor's kernels alone, or through a library call, which ends the kernel."""
 _SMALL = 1 / 8
-"""Share of the elements of the largest tensor, up to which another does not count, as vectors and values of rows."""
+"""Share of the elements of the largest tensor up to which a tensor is not counted, such as vectors and values of
+rows."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor between an operator and what inductor would compute in one kernel with it.
+    """A tensor between an operator and operations that inductor would compute in one kernel with it.
 
-    tensor: the node that has it. others: what reads or makes it there. where: in words. moved, moved_back: bytes of an
-    element of the largest tensor that are moved because of that, and in the backward.
+    tensor: the node of the tensor. others: nodes there that read or make it. where: in words. moved, moved_back: bytes
+    of an element of the largest tensor that are moved because of it, in forward and in backward.
     """
 
     tensor: Node
@@ -45,7 +48,7 @@ class Crossing:
         return f"{', '.join(titles[:_NAMED])}{', ...' * (len(titles) > _NAMED)} {self.where}"
 
     def _with_what_follows(self) -> Iterator[Node]:
-        """The others, and behind them what inductor computes with them."""
+        """The others, and the operations after them that inductor computes with them."""
 
         def behind(node: Node) -> Iterable[Node]:
             return filter(generated.is_fused, node.users) if self.where != _BEFORE else ()
@@ -55,9 +58,15 @@ class Crossing:
 
 @dataclass(frozen=True, eq=False)
 class TakenNodes:
-    """The part of a graph that an operator takes. made: nodes that have its results, the largest first. needed: those
-    that have what it is given, and read: those of them that are not small beside the largest. own: nodes that it takes
-    the place of. is_training: whether its results have gradients. columns: how many dimensions rows lie along."""
+    """The part of a graph that an operator replaces.
+
+    made: nodes of its results, the largest first.
+    needed: nodes of its arguments.
+    read: arguments that are not small compared with the largest.
+    own: nodes that it replaces.
+    is_training: whether its results have gradients.
+    columns: number of dimensions that rows lie along.
+    """
 
     made: tuple[Node, ...]
     needed: tuple[Node, ...]
@@ -68,13 +77,13 @@ class TakenNodes:
 
     @cached_property
     def crossings(self) -> tuple[Crossing, ...]:
-        """The tensors that are moved once more than inductor alone would."""
+        """Tensors that are moved once more than by inductor alone."""
         return tuple(self._crossings())
 
     def _crossings(self) -> Iterator[Crossing]:
         for tensor in self.made:
             if not is_as_large(tensor, self._largest):
-                continue  # a value of a row, as a loss, is nothing beside the row
+                continue  # one value per row, such as a loss, is negligible
             fused, recomputed, kept = self._divided(tensor)
             moves = bool(fused) + (not kept and bool(fused or recomputed))
             if moves:
@@ -89,7 +98,7 @@ class TakenNodes:
 
     @cached_property
     def _largest(self) -> Node:
-        """Node with a value for each element of a row."""
+        """Node with a value for each element of the rows."""
         return largest((*self.read, *self.made))
 
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
@@ -99,7 +108,7 @@ class TakenNodes:
         return Crossing(tensor, others, where, moves * width, back * width)
 
     def _readers(self, node: Node) -> Iterator[tuple[Node, Node]]:
-        """Nodes beside the site that read a tensor, also through views, and what they are given."""
+        """Nodes outside the operator that read a tensor, also through views, and the node that each of them reads."""
         for user in node.users:
             if not generated.reads(user):
                 continue
@@ -111,7 +120,7 @@ class TakenNodes:
 
     def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
         """Readers of a tensor: those in one kernel with the norm, those that would compute it again from what the norm
-        reads, and those that need it in memory."""
+        reads, and those that read it from memory."""
         fused, recomputed, kept = [], [], []
         for user, given in self._readers(tensor):
             if generated.is_cast_by_autocast(user, given):
@@ -125,7 +134,7 @@ class TakenNodes:
         return tuple(fused), tuple(recomputed), tuple(kept)
 
     def _maker(self, tensor: Node) -> Node | None:
-        """Node that makes a tensor in one kernel with the norm."""
+        """Node that makes a tensor in one kernel with the norm; None if there is none."""
         node = tensor
         while generated.is_free(node) and isinstance(node.args[0], Node):
             node = node.args[0]
@@ -135,7 +144,7 @@ class TakenNodes:
 
     @cached_property
     def _depends(self) -> dict[Node, int]:
-        """Dependence of nodes on what the site makes, up to its last reader."""
+        """How nodes depend on the results of the operator, up to its last reader."""
         readers = [user for t in (*self.made, *self.read) for user, _ in self._readers(t)]
         found, first, last = dict.fromkeys(self.made, _BESIDE), min(self.made), max((*readers, *self.made))
         for node in (node for node in first.graph.nodes if first <= node <= last):
@@ -147,7 +156,7 @@ class TakenNodes:
 
     @cached_property
     def _upstream(self) -> set[Node]:
-        """Nodes that read what the site does, and make what it needs."""
+        """Nodes after the first tensor that the operator reads, from which its arguments are computed."""
         first = min(self.read)
         found = reached(self.needed, lambda node: node.all_input_nodes if node > first else ())
         return {node for node in found if node > first}
@@ -167,7 +176,7 @@ def largest(nodes: Iterable[Node]) -> Node:
 
 
 def share(node: Node, of: Node) -> float:
-    """Elements of a tensor over those of another; 1 of the same, whatever extents vary."""
+    """Number of elements of a tensor over that of another; 1 if they are equal, even if extents vary."""
     return 1.0 if is_as_large(node, of) else elements(node) / max(1, elements(of))
 
 

@@ -1,4 +1,4 @@
-"""Nodes that are put into a graph, with what they make recorded as the graph's others have it."""
+"""New nodes of a graph, with their results recorded like those of the graph's other nodes."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from graphfuse.torch.analysis.meaning import KEYS
 
 
 def put(graph: Graph, operation: Callable[..., object], *given: object) -> Node:
-    """A node of an operation, with what that makes of what is recorded of the nodes that it is given."""
+    """Node of an operation. Its result is computed from the recorded results of its arguments, and recorded."""
     node = graph.call_function(operation, given)
     found = list[Node]()
     map_arg(given, found.append)
@@ -22,13 +22,13 @@ def put(graph: Graph, operation: Callable[..., object], *given: object) -> Node:
 
 
 def record(node: Node, of: Node, made: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Records of a node what is made of what is recorded of another."""
+    """Records as the result of a node what `made` returns for the recorded result of another."""
     with torch.no_grad():
         node.meta |= {key: made(of.meta[key]) for key in KEYS if key in of.meta}
 
 
 def tell_as(node: Node, old: Node) -> None:
-    """Records of a node what is recorded of that whose place it takes."""
+    """Records for a node what is recorded for the node that it replaces."""
     node.meta |= {key: old.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in old.meta}
 
 
@@ -38,7 +38,8 @@ def permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
 
 
 def become(graph: Graph, other: Graph) -> None:
-    """Gives a graph the nodes of another with the same placeholders. Its own stay, as Dynamo knows them."""
+    """Gives a graph the nodes of another graph with the same placeholders. Its own placeholders stay, as Dynamo refers
+    to them."""
     (end,) = other.find_nodes(op="output")
     known = dict(zip(*(g.find_nodes(op="placeholder") for g in (other, graph)), strict=True))
     for node in reversed(graph.nodes):

@@ -1,4 +1,4 @@
-"""The forward of a class as it was written, beneath its wrappers."""
+"""The forward of a class as it was written, without its wrappers."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,22 +15,22 @@ _DEPRECATION = "transformers.utils.deprecation"
 
 @dataclass(frozen=True)
 class OwnForward:
-    """A class's forward as it was written, and what its wrappers do beside calling it. checkpoints: whether one is for
-    checkpointing. renamed: arguments that others warn of, or give by another name."""
+    """A class's forward as it was written, and what its wrappers do in addition. checkpoints: whether a wrapper does
+    gradient checkpointing. renamed: arguments that wrappers warn about, or pass under another name."""
 
     function: FunctionType
     checkpoints: bool
     renamed: tuple[str, ...]
 
     def is_changed(self, module: torch.nn.Module, named: Mapping[str, object]) -> bool:
-        """True if the wrappers do not just pass on a call with these named arguments."""
+        """True if the wrappers do more than pass on a call with these named arguments."""
         if self.checkpoints and module.gradient_checkpointing and module.training:
             return True
         return any(name in named for name in self.renamed)
 
     def replaced(self, function: Callable[..., object], holds: Callable[[torch.nn.Module], bool]) -> FunctionType:
-        """Function in the place of the class's forward, which calls that where its wrappers do something, or something
-        of a module does not hold any more."""
+        """Function that replaces the class's forward. It calls the class's forward if a wrapper does more than pass the
+        call on, or if `holds` is False for the module."""
 
         def forward(self_, *given, **named):
             if self.is_changed(self_, named) or not holds(self_):
@@ -41,7 +41,7 @@ class OwnForward:
 
 
 def own_forward(cls: type) -> OwnForward:
-    """The class's forward without its wrappers. Raises Declined where one is not known."""
+    """The class's forward without its wrappers. Raises ForwardDeclined if a wrapper is not known."""
     found, checkpoints, renamed = cls.forward, False, list[str]()
     while hasattr(found, "__wrapped__"):
         owner = found.__globals__.get("__name__")

@@ -1,4 +1,4 @@
-"""Functions that torch has kernels of its own for, as operations that programs have."""
+"""Functions for which torch has kernels of its own, written in operations that programs have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Optional = torch.Tensor | None
 
 
 def _normalized(x: torch.Tensor, first: int, weight: Optional, bias: Optional, eps: float) -> torch.Tensor:
-    """A tensor less its mean over dimensions from the first, by its deviation, times a weight of each channel."""
+    """x less its mean over dimensions from `first` on, divided by its deviation, times weight and plus bias of each
+    channel."""
     wide = x.float()
     variance, mean = torch.var_mean(wide, [*range(first, x.dim())], correction=0, keepdim=True)
     made = ((wide - mean) * torch.rsqrt(variance + eps)).movedim(1, -1)
@@ -37,11 +38,11 @@ def _instance_norm(
 def _group_norm(
     input: torch.Tensor, num_groups: int, weight: Optional = None, bias: Optional = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """Group norm of one group, which is a sample, or of channels."""
+    """Group norm. With one group, or one for each channel, it is written in operations."""
     if input.dim() > 2 and num_groups in (1, input.shape[1]):
         return _normalized(input, 1 + (num_groups != 1), weight, bias, eps)
     return F.group_norm(input, num_groups, weight, bias, eps)
 
 
 SPELLED: dict[object, Callable[..., torch.Tensor]] = {F.instance_norm: _instance_norm, F.group_norm: _group_norm}
-"""By function, what is recorded in its place."""
+"""Functions that are recorded in place of others."""

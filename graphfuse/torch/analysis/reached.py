@@ -1,4 +1,4 @@
-"""Things that others lead to."""
+"""Search for all things that follow from others, such as the nodes that a node depends on."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TypeVar
@@ -7,10 +7,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Things, and those that follow from them, each once, the nearest first. following: of one that was looked at."""
+    """Things and all that follow from them, each once, the nearest first. following: the direct followers of a
+    thing."""
     waiting = [*dict.fromkeys(first)]
     seen = {*waiting}
-    for thing in waiting:  # to which those are added that follow
+    for thing in waiting:  # grows in the loop
         yield thing
         new = [other for other in dict.fromkeys(following(thing)) if other not in seen]
         seen.update(new)

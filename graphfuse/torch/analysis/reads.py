@@ -1,4 +1,4 @@
-"""What a function read of its module and of the world, and the check that it would read the same now."""
+"""Values that a function read of its module and of the world, and the check that it would read the same now."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _ONE = (type(None), bool, torch.dtype, type(Ellipsis))
 class Read:
     """A value that was read.
 
-    root: where the way to it begins: SELF, the names of a Python module, or an object; path: the attributes on it.
+    root: where its path begins: SELF, the globals of a Python module, or an object. path: the attributes from there.
     """
 
     root: object = field(repr=False)
@@ -23,8 +23,8 @@ class Read:
 
 
 def is_plain(value: object) -> bool:
-    """True if a value is a number, a text, None, a type of data, or a sequence of these: `watched` compares it with
-    what it was."""
+    """True if a value is a number, a string, None, a dtype, or a sequence of these: `watched` compares such values with
+    what they were."""
     if isinstance(value, float) and value != value:
         return False
     if type(value) in (tuple, list, torch.Size):
@@ -33,9 +33,9 @@ def is_plain(value: object) -> bool:
 
 
 def watched(reads: Iterable[Read]) -> Callable[[torch.nn.Module], bool]:
-    """Returns what tells whether a module, and the world, still have what was read, in the order of the reads.
+    """Function that tells whether a module, and the world, still have what was read, in the order of the reads.
 
-    Names of Python modules are looked up as the function that read them does it: the check has the same globals.
+    It looks up names of Python modules as the function that read them does: it has the same globals.
     """
     of: dict[int, list[Read]] = {}
     for read in reads:
@@ -46,16 +46,16 @@ def watched(reads: Iterable[Read]) -> Callable[[torch.nn.Module], bool]:
 
 
 def hold(watches: Sequence[Callable[[torch.nn.Module], bool]], modules: Sequence[torch.nn.Module]) -> bool:
-    """True if what was read of each of some modules is as it was."""
+    """True if the values that were read of each module are unchanged."""
     try:
         return all(watch(module) for watch, module in zip(watches, modules, strict=True))
-    except AttributeError:  # of another way through a forward
+    except AttributeError:  # a read of another path through the forward
         return False
 
 
 def _check(reads: list[Read], *more: Callable[..., bool]) -> Callable[..., bool]:
-    """Function, written as Python, that compares values with what they were."""
-    given: dict[str, object] = {}  # objects by the names that it has for them
+    """Function, compiled from generated Python, that compares values with what they were."""
+    given: dict[str, object] = {}  # objects by their names in the source
 
     def name(value: object) -> str:
         given[found := f"_graphfuse_{len(given)}"] = value
@@ -68,7 +68,7 @@ def _check(reads: list[Read], *more: Callable[..., bool]) -> Callable[..., bool]
         if value is None or isinstance(value, bool):
             return f"{text} is {value}"
         if isinstance(value, _NUMBERS):
-            # Not `__class__`, which Dynamo of torch 2.10 does not know of numbers.
+            # Not `__class__`: Dynamo of torch 2.10 does not support it on numbers.
             return f"{name(type)}({text}) is {name(type(value))} and {text} == {name(value)}"
         return f"{text} is {name(value)}"
 

@@ -1,4 +1,4 @@
-"""The FX graph of what a function calls of aten."""
+"""Recording of the aten calls of a function as an FX graph."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 
 def graph_of(function: Callable[..., Sequence[torch.Tensor]], given: Sequence[torch.Tensor]) -> Graph:
-    """The graph of a call. Values of nodes are in meta["val"]. Raises ForwardDeclined where more decides than tensors
-    that are given, and whatever the function raises."""
+    """Graph of a call. Results of nodes are in meta["val"]. Raises ForwardDeclined if it depends on more than the given
+    tensors, and any error that the function raises."""
     graph, found = Graph(), dict[torch.Tensor, Node]()
 
     def keep(tensor: torch.Tensor, node: Node) -> None:
@@ -29,7 +29,7 @@ def graph_of(function: Callable[..., Sequence[torch.Tensor]], given: Sequence[to
         return found[value]
 
     def write(func: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if func.namespace == "aten":  # in inference mode composite operators come whole
+        if func.namespace == "aten":  # inference mode does not decompose composite operators
             with mode:
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
@@ -42,7 +42,7 @@ def graph_of(function: Callable[..., Sequence[torch.Tensor]], given: Sequence[to
         if not tensors:
             if func._schema.is_mutable:
                 raise ForwardDeclined("changes a tensor in place")
-            return made  # what is asked of a tensor, as its device
+            return made  # a property of a tensor, such as its device
         node = graph.call_function(func, *read)
         if isinstance(made, torch.Tensor):
             keep(made, node)

@@ -1,4 +1,4 @@
-"""What became of a model: each site, what it is now, or why it is as it was."""
+"""Report on a model: each site, the operator that replaced it, or the reason why it is unchanged."""
 
 import re
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Entry:
-    """A place in a model.
+    """A site of a model: a place that an operator replaced, or could replace.
 
-    name: of the module in it. kind: the name of its class. became: the operator that it calls, with what it computes;
-    "" where it is as it was. why: the reason then, or what stands beside the operator's work. moved: bytes that the
-    operator moves, and that what it took the place of would, in words; "" where nobody counted them.
+    name: of its module. kind: the name of the module's class. became: the operator there, with what it computes; "" if
+    the site is unchanged. why: the reason for that, or a remark on the operator's work. moved: bytes that the operator
+    moves, and that the operations it replaced would move, in words; "" if they were not counted.
     """
 
     name: str
@@ -43,11 +43,11 @@ class FuseReport:
         return tuple(e for e in self.entries if not e.is_replaced)
 
     def __repr__(self) -> str:
-        """Text as it is printed: what an interpreter shows of ``fuse(model)``. `entries` are the data."""
+        """The printed text, which an interactive interpreter shows for ``fuse(model)``. The data are in `entries`."""
         return str(self)
 
     def __str__(self) -> str:
-        """One line for all places that differ in numbers of layers alone."""
+        """One line for all sites that differ only in numbers of layers."""
         if not self.entries:
             return self._title()
         rows = [("where", "", "what", "became"), *self._rows()]

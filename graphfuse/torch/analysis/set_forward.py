@@ -1,7 +1,6 @@
-"""A forward that is set on a module itself, as ``kernels.kernelize`` does it: class, parameters, hooks and state dict
-stay what they are, ``copy.deepcopy`` binds it to the copy, and pickle stores a module without it, which then runs its
-class's own.
-"""
+"""Setting of a forward on a module itself, as ``kernels.kernelize`` does it. Class, parameters, hooks and state dict
+stay what they are. ``copy.deepcopy`` binds the forward to the copy. pickle stores a module without it; loaded again,
+that runs its class's forward."""
 
 from types import FunctionType, MethodType
 
@@ -11,37 +10,37 @@ from graphfuse.runtime import torch_private
 
 _MARK = "_graphfuse_fused"
 TAKEN = "its forward is set on the module already, by something else"
-"""Why a module keeps the forward that it has."""
+"""Reason why a module keeps the forward that it has."""
 
 RUN_ON = frozenset({"cuda", "cpu"})
-"""Types of devices that kernels in the place of a forward run on."""
+"""Types of devices on which kernels that replace a forward run."""
 
 _called_plainly = torch_private.only_calls_forward()
 
 
 def set_on(module: torch.nn.Module, function: FunctionType) -> None:
-    """Makes `function`, whose first argument is the module, its forward."""
+    """Makes `function`, whose first argument is the module, the module's forward."""
     function.__dict__[_MARK] = True
-    function.__wrapped__ = type(module).forward  # whose arguments inspect.signature tells
+    function.__wrapped__ = type(module).forward  # shows its arguments in inspect.signature
     module.forward = MethodType(function, module)
 
 
 def is_set_on(module: torch.nn.Module) -> bool:
-    """True if its forward was set by `set_on`."""
+    """True if the module's forward was set by `set_on`."""
     forward = vars(module).get("forward")
     return isinstance(forward, MethodType) and hasattr(forward.__func__, _MARK)
 
 
 def is_free(module: torch.nn.Module) -> bool:
-    """True if nothing else set its forward: it is its class's own, which pickle and ``kernelize`` may have set as
-    such."""
+    """True if nothing else set the module's forward: it is that of its class, which pickle and ``kernelize`` may have
+    set as such."""
     found = vars(module).get("forward")
     return found is None or isinstance(found, MethodType) and found.__func__ is type(module).forward
 
 
 def runs_its_class(module: torch.nn.Module) -> bool:
-    """True if its forward computes what its class's does."""
-    if (found := vars(module).get("forward")) is None:  # asked for once, as calls of several modules do it each time
+    """True if the module's forward computes what its class's does."""
+    if (found := vars(module).get("forward")) is None:  # looked up once: calls of several modules run this each time
         return True
     return isinstance(found, MethodType) and (found.__func__ is type(module).forward or hasattr(found.__func__, _MARK))
 

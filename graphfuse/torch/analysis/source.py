@@ -1,4 +1,4 @@
-"""The syntax tree of a function, from the file that it is in."""
+"""The syntax tree of a function, from its source file."""
 
 import ast
 import functools
@@ -12,7 +12,7 @@ Tree = ast.FunctionDef | ast.Lambda
 
 
 def syntax_tree(function: FunctionType) -> Tree:
-    """The syntax tree of a function. Raises Declined where its source is not there, or is not what runs."""
+    """The syntax tree of a function. Raises ForwardDeclined if its source is missing, or is not what runs."""
     code = function.__code__
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
     try:

@@ -1,4 +1,5 @@
-"""What stands around a site in a graph that is compiled, and forbids to replace it, or makes that dear."""
+"""Surroundings of a node in a compiled graph that decide whether it may be replaced: modes, transforms, side
+effects."""
 
 import operator
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from torch.fx import Graph, Node
 
 from graphfuse.torch.analysis.meaning import op
 
-# Calls by which Dynamo writes context managers into a graph: what follows is computed otherwise.
+# Calls by which Dynamo writes context managers into a graph: they change how later nodes are computed.
 _MODES = frozenset(
     {
         "_set_grad_enabled",
@@ -22,8 +23,8 @@ _INTO, _OUT_OF = "_increment_nesting", "_decrement_nesting"
 
 @dataclass(frozen=True)
 class Regions:
-    """Parts of a graph between changes of modes. number: of a node's part. transformed: nodes within a transform of
-    torch.func that differentiates; nested: within any transform."""
+    """Parts of a graph between changes of modes. number: that of a node's part. transformed: nodes within a transform
+    of torch.func that differentiates. nested: nodes within any transform."""
 
     number: dict[Node, int]
     transformed: frozenset[Node]
@@ -49,5 +50,5 @@ def regions(graph: Graph) -> Regions:
 
 
 def acts(node: Node) -> bool:
-    """True if a node does something to what it is given, as nobody reads what it makes."""
+    """True if a node does something to its arguments, as nothing reads its result."""
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem

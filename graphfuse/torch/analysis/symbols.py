@@ -1,5 +1,5 @@
-"""What a function that is run on symbols computes with, beside numbers: symbols, whose meaning a domain says, and what
-has a name or was looked up."""
+"""Values that the interpreter computes with, in addition to numbers: symbols, whose meaning a domain defines, and
+things that have a name or were looked up."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from graphfuse.torch.analysis.reads import Read
 
 
 class ForwardDeclined(Exception):
-    """Why a function does not do the same in every call, as far as can be seen."""
+    """Raised if a function may not do the same in every call. The message says why."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A function, a class, a Python module, or the module itself, by the way that it was read. is_method: whether it is
-    a function that is called with the module first."""
+    """A function, a class, a Python module, or the module itself, by the path along which it was read. is_method:
+    whether it is a function that is called with the module first."""
 
     value: object
     root: object
@@ -35,21 +35,21 @@ class TensorMethod:
 
 @dataclass(frozen=True)
 class Activation:
-    """A module that is new in each call, of a class that a table of transformers has."""
+    """A module that is new in each call, of a class in transformers' table of activations."""
 
     cls: type
 
 
 @dataclass(frozen=True)
 class Child:
-    """A module of the module, by its name."""
+    """A submodule of the module, by its name."""
 
     name: str
 
 
 def why_left(error: Exception) -> str:
-    """Why a forward is left whose trace ended with an error. It is a stranger's code, which was written for other
-    inputs."""
+    """Reason why a forward is not replaced, whose trace ended with an error. Any error may occur: forwards were written
+    for other inputs."""
     if isinstance(error, ForwardDeclined):
         return f"its forward is not straight: {error}"
     said = str(error).splitlines()[0][:120] if str(error) else ""
@@ -57,11 +57,12 @@ def why_left(error: Exception) -> str:
 
 
 class Domain:
-    """Meaning of symbols, and of what is done with them. reads: what was read, in order."""
+    """Meaning of symbols, and of operations on them. reads: values that were read, in order."""
 
     symbols: type = object
     facts: type | tuple[type, ...] = ()
-    """What is known of a symbol in this run alone: it decides nothing and counts nothing unless `settled` allows it."""
+    """Types of values that are known of a symbol in this run alone. They may not decide or be computed with, unless
+    `settled` allows it."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -71,8 +72,8 @@ class Domain:
         self.reads.setdefault((id(root), path), Read(root, path, value))
 
     def settled(self, value: object) -> object:
-        """A value that decides something, or that is computed with. Raises Declined where it may be another one in
-        another call."""
+        """A value that decides something, or that is computed with. Raises ForwardDeclined if it may differ in another
+        call."""
         if isinstance(value, self.symbols) or isinstance(value, self.facts):
             raise ForwardDeclined("asks what differs from call to call")
         return value
@@ -93,14 +94,14 @@ class Domain:
         raise NotImplementedError
 
     def computes(self, function: object) -> bool:
-        """True if a function is an operation of torch that may be given symbols."""
+        """True if a function is an operation of torch that accepts symbols."""
         raise NotImplementedError
 
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
         raise ForwardDeclined("takes a symbol apart")
 
     def spread(self, value: object) -> Mapping[str, object]:
-        """The named arguments that a mapping is, which a call passes on."""
+        """Named arguments that a mapping holds, which a call passes on."""
         if value != {}:
             raise ForwardDeclined("passes on a mapping")
         return {}
@@ -110,17 +111,17 @@ class Domain:
         return named
 
     def store(self, symbol: object, index: object, value: object) -> bool:
-        """True if a value was written to a part of a symbol, which then is another."""
+        """True if a value was written to a part of a symbol, which then has another value."""
         return False
 
     def item(self, child: Child, index: int) -> Child:
-        """Module in a list of modules."""
+        """Module at an index of a list of modules."""
         raise ForwardDeclined("reads a module of several")
 
     def call_plain(
         self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
     ) -> object:
-        """Result of a plain function. run: runs it here, and raises where it cannot."""
+        """Result of a plain function. run: runs it in the interpreter, and raises an error if that is not possible."""
         return run()
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:

@@ -1,7 +1,8 @@
-"""The graph of calls of modules and of torch's operations, in aten's operations, and what in the world it depends on.
+"""Tracing of calls of modules and of torch's operations as a graph of aten's operations, with all else that the graph
+depends on.
 
-A module's forward is run by the `interpreter`, on tensors of one type and shape on the CPU. What it may ask of a tensor
-is in `Tensors`; it declines the rest.
+A module's forward is run by the `interpreter`, on tensors of one type and shape on the CPU. `Tensors` defines what it
+may ask of a tensor, and declines the rest.
 """
 
 import inspect
@@ -24,25 +25,25 @@ from graphfuse.torch.analysis.symbols import Domain, ForwardDeclined, TensorMeth
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
-"""Operations that autocast leaves in the types that they are given."""
+"""Operations that autocast leaves in the types of their arguments."""
 _ANY_COLUMNS = 64
 _ROWS = (7, 5, 11, 3, 2)
-"""Extents of rows. A forward that makes views with one of them as a number is declined."""
+"""Extents of rows. A forward that has one of them as a constant in a view is declined."""
 
 Source = int | tuple[int, str]
-"""The number of a full tensor, or that of a module and the name of its tensor."""
+"""The number of a full tensor (one with rows and columns), or the number of a module and the name of its tensor."""
 
 
 @dataclass(frozen=True)
 class CallOperand:
-    """A value among those that calls are given, and then those that they make."""
+    """The number of a value: the arguments of a sequence come first, then the results of its calls."""
 
     number: int
 
 
 class TracedCall(NamedTuple):
-    """A call. function: an operation of torch, or the number of a module. args, named: places and numbers. Dynamo of
-    torch 2.10 knows the types of what a tuple has, and not of a frozen dataclass's."""
+    """A call. function: an operation of torch, or the number of a module. args, named: operands and constants. It is a
+    tuple, as Dynamo of torch 2.10 does not know the types of a frozen dataclass's fields."""
 
     function: Callable[..., object] | int
     args: tuple[object, ...]
@@ -51,14 +52,15 @@ class TracedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class CallSequence:
-    """Calls one after the other. given: how many tensors they are given. made: the places of what they return."""
+    """Calls one after the other. given: number of tensors that are their arguments. made: numbers of the values that
+    they return."""
 
     given: int
     calls: tuple[TracedCall, ...]
     made: tuple[int, ...]
 
     def run(self, given: Sequence[object], called: Callable[..., object]) -> list[object]:
-        """Values that they return. called: calls a module, by its number, with what is given to it."""
+        """Values that the sequence returns. called: calls a module, given its number and the arguments."""
         values = [*given]
         for call in self.calls:
             args = [values[v.number] if isinstance(v, CallOperand) else v for v in call.args]
@@ -68,16 +70,16 @@ class CallSequence:
         return [values[number] for number in self.made]
 
     def of_modules(self, modules: Sequence[torch.nn.Module], given: Sequence[object]) -> list[object]:
-        """Values that they return, of these modules."""
+        """Values that the sequence returns if it calls these modules."""
         return self.run(given, lambda number, args, named: modules[number](*args, **named))
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Arguments that calls are traced with.
+    """Shapes of the tensors that calls are traced with.
 
-    columns: the extent that parameters have. behind: how many dimensions come after it. is_fixed: whether a parameter
-    says how many columns there are.
+    columns: extent of the parameters. behind: number of dimensions after that of the columns. is_fixed: whether a
+    parameter fixes the number of columns.
     """
 
     columns: int
@@ -102,9 +104,9 @@ class Probe:
 
 
 def probe(modules: Sequence[torch.nn.Module]) -> Probe | None:
-    """Probe by the parameters and buffers of modules without children: vectors, along the last dimension, or with
-    extents of 1 behind them, along channels. None where they are something else. Where there are none, the extent is
-    what a module says, as torch's norms do, or any."""
+    """Probe for the parameters and buffers of modules without children; None if they are no vectors of one length.
+    Vectors are along the last dimension, or along channels, followed by extents of 1. Without any, the length is the
+    module's `normalized_shape`, as in torch's norms, or arbitrary."""
     own = itertools.chain.from_iterable(map(tensors_of, modules))
     shapes = {tuple(t.shape) for _, t in own}
     is_fixed = bool(shapes)
@@ -126,7 +128,7 @@ def tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def required(module: torch.nn.Module) -> list[str]:
-    """The arguments that forward is called with: those without a default, and a gate."""
+    """Arguments that forward is called with: those without a default, and a gate."""
     found = inspect.signature(type(module).forward).parameters.values()
     named = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
     return [p.name for p in named if p.default is p.empty or p.name == "gate"]
@@ -136,9 +138,9 @@ def required(module: torch.nn.Module) -> list[str]:
 class Traced:
     """Trace of calls with full tensors of one type and shape.
 
-    sources: by placeholder.
-    reads: of everything else, for each module.
-    autocasts: whether autocast may compute a step of it in another type.
+    sources: the source of each placeholder.
+    reads: all else that was read, for each module.
+    autocasts: whether autocast may compute one of its steps in another type.
     """
 
     graph: Graph
@@ -149,18 +151,18 @@ class Traced:
 
 @dataclass(frozen=True)
 class Fact:
-    """Fact about a tensor in one trace alone. kind: "dtype", "device" or "extent"."""
+    """A fact about a tensor in one trace alone. kind: "dtype", "device" or "extent"."""
 
     value: object
     kind: str
 
 
 class Shape(tuple):
-    """The extents of a tensor: numbers where they are the same in every call, else facts."""
+    """Extents of a tensor: a number if it is the same in every call, otherwise a fact."""
 
 
 class Tensors(Domain):
-    """Symbols are tensors that a trace follows. values: those of the module's own, by name. full: the shape of
+    """Domain whose symbols are the tensors that a trace follows. values: tensors of the module, by name. full: shape of
     full tensors."""
 
     symbols, facts = torch.Tensor, (Fact, Shape)
@@ -177,7 +179,7 @@ class Tensors(Domain):
         self.record(SELF, ("__class__", "forward"), type(module).forward)
 
     def settled(self, value: object) -> object:
-        """Types and ranks may decide something: each has a trace of its own."""
+        """A value that may decide something. Types and ranks may, as each has its own trace."""
         if isinstance(value, Fact) and value.kind == "dtype":
             return value.value
         return value if isinstance(value, Shape) else super().settled(value)
@@ -243,7 +245,7 @@ class Tensors(Domain):
         return made
 
     def passed(self, value: object, takes_extents: bool) -> object:
-        """An argument of an operation."""
+        """Argument that an operation gets. Raises ForwardDeclined if it may differ in another call."""
         if isinstance(value, tuple | list):
             return tuple(self.passed(v, takes_extents) for v in value)
         if isinstance(value, Fact):
@@ -267,7 +269,8 @@ def traced(
     types: tuple[torch.dtype, torch.dtype],
     rank: int,
 ) -> Traced:
-    """The graph of calls. types: of full tensors, and of parameters. Raises Declined, and whatever forwards raise."""
+    """Trace of calls. types: of full tensors, and of parameters. Raises ForwardDeclined, and any error that forwards
+    raise."""
     sources, domains = sources_of(calls, modules), dict[int, Tensors]()
     kinds = ((of.shape(rank), types[0]) if isinstance(source, int) else (of.extents, types[1]) for source in sources)
     given = [torch.ones(shape, dtype=kind, device="cpu") for shape, kind in kinds]
@@ -280,7 +283,7 @@ def traced(
 
 
 def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:
-    """Tensors that calls read, those that they are given first."""
+    """Sources of the tensors that calls read, starting with their arguments."""
     own = ((number, name) for number, module in enumerate(modules) for name, _ in tensors_of(module))
     return (*range(calls.given), *own)
 
@@ -292,8 +295,9 @@ def recorded(
     domains: dict[int, Tensors],
     of: Probe | None = None,
 ) -> Graph:
-    """The graph of calls with given tensors, which are as of `sources_of`. domains: gets those of modules, by number,
-    also where one raises. of: what modules are looked at by, together; None where each is by itself."""
+    """Graph of calls with given tensors, which are ordered as in `sources_of`. domains: receives the domain of each
+    module, by number, also if an error is raised. of: the probe of all modules together; None if each module has its
+    own."""
     sources = sources_of(calls, modules)
 
     def computed(*flat: torch.Tensor) -> list[object]:
@@ -317,10 +321,10 @@ def recorded(
 
 
 def unchanging(graph: Graph) -> Graph:
-    """The graph without copies. Raises Declined where something in it is changed in place that others may read."""
+    """The graph without copies. Raises ForwardDeclined if it changes a tensor in place that others may read."""
     graph.eliminate_dead_code()
     for node in graph.nodes:
-        if called(node) == "clone":  # nothing is changed in place, so that it is the tensor that it is of
+        if called(node) == "clone":  # as nothing is changed in place, it equals its source
             node.replace_all_uses_with(node.args[0])
         elif changes(node):
             raise ForwardDeclined("changes a tensor in place")
