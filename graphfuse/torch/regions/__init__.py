@@ -1,1 +1,2 @@
-"""Parts of a torch program as op graphs: translated from its operations, chosen by patterns, run as one operator."""
+"""Parts of a torch program that become op graphs: translated from its operations, chosen by patterns, run as one
+operator."""

@@ -1,6 +1,6 @@
-"""Steps of op graphs for one call of aten, by what ops of the table are called there (``Op.aten``).
+"""Translation of a call of aten to steps of an op graph, by the names that ops have in aten (``Op.aten``).
 
-Each result that torch rounds to 16 bits is a step's declared type, so that a program rounds where eager mode does.
+A result that torch rounds to 16 bits is the declared type of a step, so that a program rounds where eager mode does.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 COMPUTED = frozenset({torch.float32, torch.bool, *ROUNDED})
-"""Types of tensors that steps read. Others are left to torch."""
+"""Types of tensors that steps read. Operations on other types stay with torch."""
 FP8 = {torch.float8_e4m3fn: 464.0}
-"""Types that steps may make, beside those, and the largest magnitude that is rounded to a number."""
+"""Further types that steps may make, and the largest magnitude that each rounds to a finite number."""
 SMALL_INTEGERS = frozenset({torch.int8, torch.uint8})
-"""Types that casts make, and what computes floats reads, FP8, too: these have all of their numbers."""
+"""Types that casts make. Ops that make floats also read them and FP8, as floats represent all of their numbers."""
 _DECLARED = frozenset({*ROUNDED, *FP8, *SMALL_INTEGERS})
 TO_BOOL = frozenset("cmp_eq cmp_neq cmp_gt cmp_ge cmp_lt cmp_le logical_and logical_or logical_not".split())
 _OF_BOOL = frozenset({"identity", "binary_select", "max", "min", "mul"})
-"""Ops whose results are 0 or 1, those of the second line if all that they read is."""
+"""Ops whose results are 0 or 1: always in TO_BOOL, and in _OF_BOOL if all operands are 0 or 1."""
 _OF_INTEGERS = frozenset({("cross_entropy", "target")})
 """Ports that read integers."""
 _WITH_NUMBERS = frozenset({("mul", "b"), ("div", "b")})
-"""Ports of ops at which torch's CPU kernels take a tensor without dimensions as a number, which nothing rounds."""
+"""Ports at which torch's CPU kernels read a tensor without dimensions as a number, which is not rounded."""
 _ROUNDING_NUMBERS = frozenset({"pow", "mod"})
-"""Ops that torch gives numbers rounded to the type of its tensors, as it does to those that make truth values."""
+"""Ops for which torch rounds numbers to the type of the tensors, as it does for comparisons."""
 
 
 class Untranslated(Exception):
-    """Why an operation is none of a program."""
+    """Raised if an operation cannot be translated. The message says why."""
 
 
 class NoOp(Untranslated):
-    """No op of the table is what it calls."""
+    """No op of the table computes the call."""
 
 
 class AlongAnother(Untranslated):
-    """It reads rows along one axis and along another."""
+    """An operation reads rows along one axis and along another."""
 
     def __init__(self) -> None:
         super().__init__("it reads rows along one axis and along another")
@@ -57,9 +57,12 @@ class AlongAnother(Untranslated):
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor of torch. step: the one that makes it, None for a tensor that a program reads. axes: the graph's axis of
-    each dimension, counted from the last; None where whoever reads it decides. once: the shape that the step makes,
-    where the tensor repeats that."""
+    """A tensor of torch.
+
+    step: the step that makes it; None for a tensor that a program reads. axes: the graph's axis of each dimension,
+    counted from the last; None if its reader decides. once: the shape that the step makes, if the tensor repeats that
+    along some dimensions.
+    """
 
     tensor: torch.Tensor
     step: OwnedStep | None = None
@@ -68,7 +71,7 @@ class Value:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape in the graph."""
+        """Shape in the graph."""
         return self.tensor.shape if self.once is None else self.once
 
     def aligned(self) -> tuple[int, ...]:
@@ -77,7 +80,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class OwnedStep:
-    """A step before it has a number. owner: the node that it is of. inputs: values, other steps and numbers."""
+    """A step that has no number yet. owner: the node that it is a part of. inputs: values and numbers, by port."""
 
     owner: Node
     op: str
@@ -87,16 +90,17 @@ class OwnedStep:
 
     @property
     def read(self) -> list[Value]:
-        """Inputs that are no numbers."""
+        """Inputs that are tensors."""
         return [v for v in self.inputs.values() if isinstance(v, Value)]
 
     def upstream(self) -> Iterator[OwnedStep]:
-        """The step and those that it is made of."""
+        """The step and all steps that it depends on."""
         return reached([self], lambda one: (v.step for v in one.read if v.step is not None))
 
 
 class CallDrawing:
-    """Steps of one call. columns: those of rows, or of parts of rows. reduced: gets the columns that a node reduces."""
+    """Builder of the steps of one call. columns: those of rows, or of parts of rows. reduced: receives the columns that
+    a node reduces."""
 
     def __init__(
         self,
@@ -112,12 +116,13 @@ class CallDrawing:
         self.end = columns.end
 
     def __getitem__(self, name: str) -> object:
-        """An argument of the call: a value, a number that was made a tensor, or what was given."""
+        """An argument of the call: the value of a tensor, the number that torch made a tensor of, or what was given."""
         given = self.call.arguments[name]
         return self.known.setdefault(given, Value(given)) if isinstance(given, torch.Tensor) else given
 
     def converted(self, name: str) -> object:
-        """An argument as the call computes with it: a tensor without dimensions in the type of the result."""
+        """An argument as the call computes with it: a tensor without dimensions is converted to the type of the
+        result."""
         value = self[name]
         return self._narrowed("", name, value, self.out.dtype) if isinstance(value, Value) else value
 
@@ -126,7 +131,7 @@ class CallDrawing:
         return self.call.results[0]
 
     def read(self, t: torch.Tensor) -> Value:
-        """The value of a tensor that no step makes."""
+        """Value of a tensor that no step makes."""
         return Value(t, axes=tuple(range(self.end - t.dim(), self.end)) if self.end else None)
 
     def by_table(self) -> Value:
@@ -140,7 +145,7 @@ class CallDrawing:
         raise NoOp(f"no op computes {self.call.name} of such arguments{calls}")
 
     def _fitting(self, parameters: Mapping[str, tuple[str, str]]) -> dict[str, object] | None:
-        """Arguments by port or attribute; None where one has a value that the op does not have."""
+        """Arguments by port or attribute; None if one has a value that the op does not support."""
         given: dict[str, object] = {}
         for a in self.call.overload._schema.arguments:
             value = self.call.arguments[a.name]
@@ -154,7 +159,7 @@ class CallDrawing:
     def step(
         self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object] | None = None, **made: object
     ) -> Value:
-        """A step. made: shape, dtype of its result where these are not those of the call's."""
+        """Result of a new step. made: shape, dtype and axes of the result, if they are not those of the call."""
         shape, dtype = made.get("shape", self.out.shape), made.get("dtype", self.out.dtype)
         inputs = {port: self._known(v) for port, v in inputs.items()}
         values = [v for v in inputs.values() if isinstance(v, Value)]
@@ -181,7 +186,7 @@ class CallDrawing:
     def _check(
         self, op: str, inputs: Mapping[str, object], attributes: Mapping[str, object], dtype: torch.dtype
     ) -> None:
-        """Untranslated where an op does not compute with such tensors and numbers as the call does."""
+        """Raises Untranslated if an op does not compute with such tensors and numbers as the call does."""
         if dtype not in COMPUTED | _DECLARED or dtype in SMALL_INTEGERS and op != "identity":
             raise Untranslated(f"{self.call.name} makes {dtype}")
         widens = OPS[op].pointwise and (dtype.is_floating_point or op == "identity")
@@ -202,15 +207,15 @@ class CallDrawing:
             raise Untranslated(f"{self.call.name} of truth values")
 
     def _known(self, value: object) -> object:
-        """A number that Dynamo has made an input, where it is an epsilon, becomes its value, which Dynamo guards.
-        Others vary from call to call."""
+        """Value of a number that Dynamo has made an input, if it is an epsilon; Dynamo guards the value. Other numbers
+        may vary from call to call, and are returned as they are."""
         is_of_rows = same(self.out.shape[-1], 1) if self.out.dim() else True
         is_epsilon = isinstance(value, torch.SymFloat) and value.node.has_hint() and is_of_rows
         return float(value) if is_epsilon and value.node.expr.is_Symbol else value
 
     def _converted(self, op: str, inputs: dict[str, object], dtype: torch.dtype) -> dict[str, object]:
-        """Inputs as a pointwise op reads them: torch converts tensors without dimensions to the type that the others
-        have together, and what they are compared with."""
+        """Inputs as a pointwise op reads them. torch converts tensors without dimensions to the common type of the
+        others, and so the numbers in comparisons."""
         compared = op in TO_BOOL
         if compared:
             tensors = [v.tensor for v in inputs.values() if isinstance(v, Value)]
@@ -230,7 +235,7 @@ class CallDrawing:
         return Value(value.tensor.to(dtype), one, ())
 
     def number_of_column(self, index: Value, axes: Sequence[int] | None = None) -> Value:
-        """Integers, or what was made of them, as float32, which has every number that a column may have. axes: those of
+        """Numbers of columns as float32, which represents them all. index: integers, or a step made of them. axes: of
         integers that are read."""
         if index.step is not None:
             return index
@@ -242,12 +247,12 @@ class CallDrawing:
         return Value(index.tensor.to(torch.float32), one, axes)
 
     def between(self, op: str, **inputs: object) -> Value:
-        """A step whose result nothing rounds, of the shape that its inputs have together."""
+        """Step whose result is not rounded, in the shape to which its inputs broadcast."""
         shape = torch.broadcast_shapes(*(v.shape for v in inputs.values() if isinstance(v, Value)))
         return self.step(op, inputs, shape=shape, dtype=torch.bool if op in TO_BOOL else torch.float32)
 
     def reduced(self, mode: str, value: Value, dims: object, keepdim: bool, dtype: torch.dtype) -> Value:
-        """The reduction of rows. Untranslated where other dimensions are reduced."""
+        """Step that reduces rows. Raises Untranslated if other dimensions are reduced."""
         reduced, axes = self.columns(value, dims), value.aligned()
         left = [d for d in range(value.tensor.dim()) if keepdim or d not in reduced]
         shape = torch.Size(1 if d in reduced else value.tensor.shape[d] for d in left)
@@ -255,7 +260,7 @@ class CallDrawing:
         return self.step("reduction", {"input": value}, {"mode": mode}, **made)
 
     def columns(self, value: Value, dims: object) -> Sequence[int]:
-        """Numbers of the dimensions that are reduced. Untranslated where they are not those of the columns."""
+        """Dimensions that are reduced. Raises Untranslated if they are not those of the columns."""
         rank, axes = value.tensor.dim(), value.aligned()
         found = [dims] if isinstance(dims, int) else [*dims] if dims else [*range(rank)]
         columns = ColumnAxes.of({axes[d]: value.tensor.shape[d] for d in found}) if rank else None
@@ -269,7 +274,7 @@ class CallDrawing:
 
 
 def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
-    """True if broadcasting gives values this shape in the graph, as in torch."""
+    """True if values broadcast to this shape in the graph, as in torch."""
 
     def is_made(place: int) -> bool:
         wide = [v.shape[-place] for v in values if len(v.shape) >= place and not same(v.shape[-place], 1)]
@@ -279,12 +284,12 @@ def _fits(values: Sequence[Value], shape: Sequence[object]) -> bool:
 
 
 def rounded_number(number: int | float, dtype: torch.dtype) -> int | float:
-    """The number that torch compares tensors of a type with, or computes powers of them by, given this one."""
+    """Number that torch uses for a given one if it compares tensors of a type with it, or raises them to that power."""
     return torch.tensor(number, dtype=dtype).item() if dtype in ROUNDED else number
 
 
 def _placed(value: Value, axes: Sequence[int]) -> Value:
-    """A value that is read, of which whoever reads it decides the axes."""
+    """Value whose axes are set: those of its reader, if it is read and has none yet."""
     if value.axes is not None or value.step is not None:
         return value
     rank = value.tensor.dim()
@@ -292,7 +297,7 @@ def _placed(value: Value, axes: Sequence[int]) -> Value:
 
 
 def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[int, ...]:
-    """The axes of what is made of values by broadcasting. end: the axis behind the last."""
+    """Axes of the result of broadcasting values. end: the axis after the last."""
     rank = len(shape)
     known = [v for v in values if v.axes is not None] or [v for v in values if v.tensor.dim() == rank]
     found: list[int] = []
@@ -311,8 +316,8 @@ def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[i
 
 @functools.cache
 def _by_aten() -> dict[str, list[tuple[str, dict[str, tuple[str, str]]]]]:
-    """Ops by what they are called in aten, each with what it takes by parameter: ":" and a port or attribute, or "="
-    and a value."""
+    """Ops by their names in aten, each with what it requires by parameter: ":" and a port or attribute, or "=" and a
+    value."""
     found: dict[str, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
     for op in OPS.values():
         for text in op.aten:

@@ -1,4 +1,4 @@
-"""Which parts of a torch program become regions: patterns and planning choose, as for any op graph."""
+"""Choice of the parts of a torch program that become regions. Patterns and planning choose, as for any op graph."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class TorchRegion:
     """A part of a graph that one operator computes.
 
     program: what is computed.
-    nodes: those that it takes the place of, in order.
-    inputs: the nodes that have what it reads, in the program's order.
-    outputs: those that have what it makes.
-    tensors: of each input and then of each output, what it has; in groups where the program's rows are these, and with
-    one dimension where rows lie along several.
-    orders: the dimensions of these tensors in the order in which the program has them.
-    moved: bytes, in words.
-    reductions: the nodes that reduce, which a report names.
+    nodes: the nodes that it replaces, in order.
+    inputs: nodes of the tensors that it reads, in the program's order.
+    outputs: nodes of its results.
+    tensors: those of the inputs, then of the outputs. They are viewed in groups if these are the program's rows, and
+    have one dimension for the columns if rows lie along several.
+    orders: the dimensions of these tensors in the program's order.
+    moved: bytes that it moves, in words.
+    reductions: nodes that reduce, which a report names.
     columns: the dimensions that rows lie along.
-    apart: why it reduces parts of rows alone, where rows are reduced before or behind; "" where nothing is in the way.
+    apart: why it only reduces parts of rows, if whole rows are reduced before or after; "" if there is no reason.
     """
 
     program: Program
@@ -64,10 +64,13 @@ class TorchRegion:
 def find(
     graph: Graph, parts: Mapping[Node, int], together: bool = True, why_left: dict[Node, str] | None = None
 ) -> list[TorchRegion]:
-    """Regions of a graph: those of groups of rows, with what is computed of whole rows around them, those with rows
-    along the last dimension, and along others or several, each kind in order. parts: by node that a region may have,
-    the number of the part of the graph that it is in, beyond which no region goes. together: whether rows and parts of
-    them are reduced in one region. why_left: gets reductions that are in none, and why."""
+    """Regions of a graph, in this order: of groups of rows, with the operations on whole rows around them; of rows
+    along the last dimension; of rows along other or several dimensions.
+
+    parts: nodes that a region may have, each with the number of its part of the graph; a region stays within one part.
+    together: whether one region may reduce rows and parts of them. why_left: receives reductions that are in no region,
+    and why.
+    """
     left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
@@ -84,7 +87,7 @@ def find(
             of_rows = TranslatedGraph(COLUMNS, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
-        if one.is_flat:  # which are rows as they are
+        if one.is_flat:  # flat parts are rows as they are
             continue
         regions = regions_of(TranslatedGraph(COLUMNS, one, inside), behind_whole_rows(graph, inside))
         take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
@@ -97,7 +100,7 @@ def find(
     if why_left is not None:
         untranslated = {node for node in graph.nodes if generated.takes_by_number(node) and node in along[COLUMNS].why}
         reductions = [n for n in graph.nodes if n in left and (generated.is_reduction(n) or n in untranslated)]
-        # Sums of all elements, as of losses, reduce no rows.
+        # Sums of all elements, such as those of losses, reduce no rows.
         reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}
         why_left |= {node: why for node, why in whys.items() if why}
@@ -106,20 +109,20 @@ def find(
 
 
 def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
-    """True if steps reduce or turn rows, and parts of them."""
+    """True if steps reduce or rotate both rows and parts of rows."""
     return len({step.part for step in steps if step.op in _ANCHORS or step.op == "turn_pairs"}) > 1
 
 
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
-    """Nodes that a region may have: what hangs together with a reduction, or reads the same. To translate the others
-    would take long, as it runs them."""
+    """Nodes that a region may have: those connected with a reduction, or with a common input. Others are not
+    translated, as translation runs them, which takes long."""
     found = (n for n in graph.nodes if n in parts and generated.is_fused(n))
     groups = linked((node, (node, *node.all_input_nodes)) for node in found)
     return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
 
 
 def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph) -> list[TorchRegion]:
-    """Regions in a graph, which is added to a translation."""
+    """Regions in a graph, whose nodes are added to a translation."""
     levels, given = dict[Node, int](), set[Node]()
     for node in graph.nodes:
         before = len(translation.steps)
@@ -142,7 +145,8 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
 
 
 def _is_written(node: Node, translation: TranslatedGraph) -> bool:
-    """True for a node whose result is written in place, or what it reads: then a translation has why it has no step."""
+    """True if the result of a node, or a tensor that it reads, is written in place. The translation receives this as
+    the reason why the node has no step."""
     written = [t for t in (node, *node.all_input_nodes) if is_changed(t)]
     if written:
         what = "its result" if written[0] is node else f"{written[0].name}, which it reads,"
@@ -151,7 +155,7 @@ def _is_written(node: Node, translation: TranslatedGraph) -> bool:
 
 
 def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node, int]) -> None:
-    """Raises levels of nodes to those of their readers: what nobody reads before is computed with them."""
+    """Raises the levels of nodes to those of their readers, so that a node is computed with its first readers."""
     for node in reversed(graph.nodes):
         if node in translation.values:
             read = [u for u in node.users if u.users or not (u.op == "output" or u in translation.values)]
@@ -160,7 +164,7 @@ def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node,
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
-    """Forgets steps of nodes that nobody reads: what they read would count as read."""
+    """Removes steps of nodes that are not read. Otherwise their inputs would count as read."""
     unread = translation.unread
     for node in reversed(graph.nodes):
         if node in translation.values and unread.issuperset(node.users):
@@ -170,7 +174,7 @@ def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
 
 
 def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
-    """True for a view of what another part of the graph makes: without gradients its own readers have none."""
+    """True for a view of a tensor that another part of the graph makes: modes such as no_grad may differ there."""
     values = translation.values[node]
     steps = (v.step for v in several(values) if isinstance(v, Value))
     return any(step is not None and parts[step.owner] != parts[node] for step in steps)
@@ -179,7 +183,7 @@ def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node,
 def _components(
     translation: TranslatedGraph, levels: Mapping[Node, int], parts: Mapping[Node, int]
 ) -> Sequence[Sequence[OwnedStep]]:
-    """Steps in groups that hang together, or read the same tensor, and that nothing else stands between."""
+    """Steps in groups that are connected, or read the same tensor, with no other operation between them."""
 
     def place(step: OwnedStep) -> tuple[int, int]:
         return levels[step.owner], parts[step.owner]
@@ -205,7 +209,7 @@ def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
 def _regions(
     translation: TranslatedGraph, visible: Mapping[OwnedStep, Node], steps: Sequence[OwnedStep]
 ) -> Iterator[TorchRegion]:
-    """Regions of steps that hang together."""
+    """Regions of connected steps."""
     steps = _read(steps, visible)
     assembled = _Assembled.of(steps, visible, translation) if _reduces(steps) else None
     for chosen in () if assembled is None else _chosen(translation, assembled):
@@ -217,7 +221,7 @@ def _regions(
 
 
 def _read(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
-    """Steps of which somebody reads the result, as nobody may read the mean beside a variance."""
+    """Steps whose results are read. The mean that comes with a variance, for example, may not be."""
     found: list[OwnedStep] = []
     read: set[OwnedStep | None] = {*visible}
     for step in reversed(steps):
@@ -232,7 +236,8 @@ def _reduces(steps: Sequence[OwnedStep]) -> bool:
 
 
 def _without_casts(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
-    """Steps without casts to a wider type at the end that inductor's kernels read: these may read less."""
+    """Steps without final casts to a wider type that only inductor's kernels read: without the casts, these read
+    less."""
     read = {v.step for step in steps for v in step.read}
     return [step for step in steps if step in read or not _is_cast_at_end(step, visible)]
 
@@ -245,7 +250,7 @@ def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
 
 
 def _chosen(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
-    """Groups of steps that are a kernel each."""
+    """Groups of steps, each of which becomes a kernel."""
     owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
     owned = tuple(owners.index(step.owner) for step in assembled.steps)
     given = assembled.program.text, assembled.dims, assembled.strides, owned, device_of(assembled.device)
@@ -264,9 +269,12 @@ Shapes = tuple[tuple[int, ...], ...]
 def _kernels(
     text: str, dims: Shapes, strides: Shapes, owned: tuple[int, ...], device: Device
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, str], ...], str]:
-    """Numbers of a program's steps in groups that are a kernel each. dims, strides: of its inputs. owned: by step, the
-    number of the node that it is of, all of whose steps are in one kernel. Also why others are none: by the number of a
-    node, for the least group that has it, and of one that would reduce rows and parts of them."""
+    """Numbers of a program's steps in groups, each of which becomes a kernel; and why other steps are in none.
+
+    dims, strides: of its inputs. owned: the number of each step's node; all steps of a node are in one kernel. The
+    reasons are by the number of a node, for the smallest group that has it; the last is for a kernel that would reduce
+    rows and parts of them.
+    """
     program, refused, declined = Program.read(text), list[str](), dict[int, str]()
     try:
         frozen = lower(freeze(program.graph(dims, strides)[0]))
@@ -295,12 +303,12 @@ def _kernels(
 
 
 _ANCHORS = frozenset({"reduction", "softmax", "log_softmax", "logsumexp", "cross_entropy", "rmsnorm", "layernorm"})
-"""Ops that reduce rows: a region has one."""
+"""Ops that reduce rows. Every region has one of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Assembled:
-    """Steps as a program. dims, strides: of its inputs. region: why they are none, where they are not."""
+    """Steps as a program. dims, strides: of its inputs. region: the region, or why the steps are none."""
 
     program: Program
     steps: tuple[OwnedStep, ...]
@@ -323,7 +331,7 @@ class _Assembled:
                 node = translation.node_of.get(value.tensor) if value.step is None else visible.get(value.step)
                 if node is None:
                     return None
-                if value.step is not None:  # of which this may be a view; a step's tensor has strides of its own
+                if value.step is not None:  # value may be a view of that; a step's tensor has its own strides
                     value = replace(translation.values[node], tensor=translation.recorded(node))
                 key = node, value.aligned()
                 read.setdefault(key, value)
@@ -387,7 +395,7 @@ class _Assembled:
             region = "tensors that it computes with have no rows in common"
         elif not program.inputs[0].extents.whole:
             region = "nothing that it reads has all rows and columns"
-        elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows that may turn out to be empty
+        elif not (isinstance(columns, int) or columns.node.has_hint()):  # rows may be empty
             region = "the extent of its rows shows at run time alone"
         elif along.axes[-1] != -1 and not any(one.extents.whole for one in program.outputs):
             region = (
@@ -407,7 +415,7 @@ class _Assembled:
 
 
 def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
-    """Nodes, and views of what they make that nobody else reads."""
+    """Nodes, and those views of their results that nothing else reads."""
     found = {*reached(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
     while left := {n for n in found - nodes if _is_used(n, found, translation)}:
         found -= left
@@ -425,5 +433,5 @@ def _is_alias(node: Node, translation: TranslatedGraph) -> bool:
 
 
 def device_of(device: torch.device) -> Device:
-    """The device whose engines are asked; without a GPU they are those of the emulator."""
+    """Device whose engines are considered: the emulator if there is no GPU."""
     return devices.get(str(device)) if device.type == "cuda" and torch.cuda.is_available() else EMULATOR

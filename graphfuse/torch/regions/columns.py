@@ -1,4 +1,5 @@
-"""Dimensions that rows lie along: one, or several that programs see as one, as the channels and pixels of an image."""
+"""Dimensions that rows lie along: one, or several that programs treat as one, as the channels and pixels of an
+image."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from graphfuse.torch.analysis.meaning import same
 
 @dataclass(frozen=True, order=True)
 class ColumnAxes:
-    """Axes of a graph, counted from the last of the largest tensor, in order. extents: of each, where there are
-    several; those of one may vary."""
+    """Axes that rows lie along, in order, counted from the last of the largest tensor. extents: of several axes; the
+    extent of a single one may vary."""
 
     axes: tuple[int, ...] = (-1,)
     extents: tuple[int, ...] = ()
 
     @staticmethod
     def of(extents: Mapping[int, object]) -> ColumnAxes | None:
-        """Columns by their axes; None where these are no neighbours, or several of which an extent varies."""
+        """Columns along axes; None if the axes are not adjacent, or an extent of several varies."""
         first, *others = axes = tuple(sorted(extents))
         if not others:
             return ColumnAxes(axes)
@@ -30,24 +31,24 @@ class ColumnAxes:
 
     @property
     def end(self) -> int:
-        """The axis behind the last of the graph."""
+        """The axis after the last of the graph."""
         return max(self.axes[-1], -1) + 1
 
     def place(self, axis: int) -> int:
-        """The axis of a program, of which the last has the columns."""
+        """Axis of a program for an axis of the graph. The last one has the columns."""
         if axis in self.axes:
             return -1
         return axis - self.end + (len(self.axes) - 1 if axis < self.axes[0] else -1)
 
     def fit(self, shape: Sequence[object], axes: Sequence[int]) -> bool:
-        """True for a shape that has all columns, or one for all of them."""
+        """True if a shape has all columns, or extent 1 along each of their axes."""
         found = dict(zip(axes, shape, strict=False))
         here = [found.get(axis, 1) for axis in self.axes]
         return not self.extents or all(map(same, here, self.extents)) or all(same(n, 1) for n in here)
 
     def joined(self, t: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, tuple[int, ...]] | None:
-        """A tensor as programs see it, whose columns are one dimension, and its axes; None where no view has it so, or
-        one whose elements are no neighbours."""
+        """Tensor as programs see it, with one dimension for the columns, and its axes; None if no view of it has that,
+        with contiguous columns."""
         dims = [d for d, axis in enumerate(axes) if axis in self.axes]
         if not self.extents or len(dims) < 2:
             return t, tuple(axes)
@@ -63,4 +64,4 @@ class ColumnAxes:
 
 APART = "do not lie in memory as one dimension"
 COLUMNS, PARTS = ColumnAxes(), ColumnAxes((0,))
-"""Those of rows along the last dimension, and those of parts of such rows, which have an axis more."""
+"""Columns of rows along the last dimension, and of parts of such rows, which have one more axis."""

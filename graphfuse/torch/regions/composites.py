@@ -1,4 +1,4 @@
-"""Calls of aten that no single op of the table computes, or not by its arguments alone, as several steps."""
+"""Translation of aten calls to several steps, if no single op of the table computes them by their arguments alone."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from graphfuse.torch.regions.call_drawing import (
 from graphfuse.torch.regions.turned import turned
 
 WIDEST, MULTIPLE = 512, 16
-"""Columns that kernels turn: at most, and a multiple of which."""
+"""Columns that kernels rotate: at most this many, and a multiple of this."""
 _BEYOND_COLUMNS = 2.0**24
-"""More than the number of any column."""
+"""A number larger than that of any column."""
 
 
 def _same(d: CallDrawing) -> Value:
-    """Views that add or drop dimensions of extent 1, or repeat; turns of neighbours, which end in a view."""
+    """Views that add or drop dimensions of extent 1, or repeat. Also rotations of neighbouring columns, which end in a
+    view."""
     if (turn := turned(d.node)) is not None and turn.interleaved:
         return _turned(d)
     value, new = d["self"], d.out
     old = value.tensor
-    if value.step is None:  # a tensor that is read as the view has it
+    if value.step is None:  # the tensor is read as the view has it
         is_alike = old.dim() == new.dim() and all(map(same, (*old.shape, *old.stride()), (*new.shape, *new.stride())))
         return value if is_alike else d.read(new)
     if new.dtype is not old.dtype:
@@ -76,7 +77,7 @@ def _permuted(d: CallDrawing) -> Value:
     order = [*range(new.dim())]
     if d.call.name == "permute.default":
         order = [dim % new.dim() for dim in d["dims"]]
-    elif order:  # not of a number
+    elif order:  # not a tensor without dimensions
         one, other = d["dim0"], d["dim1"]
         order[one], order[other] = order[other], order[one]
     return Value(new, value.step, tuple(value.aligned()[dim] for dim in order))
@@ -111,21 +112,21 @@ def _cast(d: CallDrawing) -> Value:
     if d.out.dtype in SMALL_INTEGERS:
         if x.tensor.dtype in SMALL_INTEGERS:
             raise Untranslated(f"a cast of {x.tensor.dtype} to {d.out.dtype}")
-        # torch leaves open what becomes of numbers beyond the type, which kernels take to its ends.
+        # torch does not define the cast of numbers beyond the type. Kernels saturate.
         x = x if _is_whole(x) else d.between("trunc", input=x)
     return d.step("identity", {"input": x})
 
 
 def _detached(d: CallDrawing) -> Value:
-    """The value as it is, where the node itself has made it, as those that fill tensors do. Elsewhere gradients end."""
+    """The value itself if the same node made it, as those that fill tensors do. Otherwise gradients end here."""
     of = d["self"].step
     return d["self"] if of is not None and of.owner is d.node else d.by_table()
 
 
 def _is_whole(value: Value) -> bool:
-    """True if a value is known to have whole numbers alone."""
+    """True if all elements of a value are known to be whole numbers."""
     of: list[object] = [value]
-    for one in of:  # to which those are added that it is made of
+    for one in of:  # grows in the loop by the operands
         step = one.step if isinstance(one, Value) else None
         if step is None:
             known = not one.tensor.is_floating_point() if isinstance(one, Value) else float(one).is_integer()
@@ -143,24 +144,24 @@ def _is_whole(value: Value) -> bool:
 _WHOLE = frozenset({"round", "trunc", "ceil", "floor", "gen_index", *TO_BOOL})
 """Ops that make whole numbers."""
 _STAY_WHOLE = dict.fromkeys(("add", "sub", "mul"), ("a", "b"))
-"""Ports of ops that make whole numbers of such, beside ops that choose."""
+"""Ports of ops that make whole numbers if these are whole, in addition to ops that choose."""
 
 
 @cache
 def _saturates(dtype: torch.dtype) -> bool:
-    """True if torch casts what is beyond a type to its largest number, as kernels do; before 2.13 it became NaN."""
-    with torch_private.without_modes():  # that of a compiler has tensors without values
+    """True if torch casts numbers beyond a type to its largest number, as kernels do; before 2.13 they became NaN."""
+    with torch_private.without_modes():  # under a compiler's mode, tensors have no values
         return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
 def _constant(number: float | None, d: CallDrawing) -> object:
-    """The number that all elements of a new tensor are, or that the call says."""
+    """Number that all elements of a new tensor have: the given one, or that of the call."""
     return rounded_number(d["fill_value"] if number is None else number, d.out.dtype)
 
 
 def _constant_like(number: float | None, d: CallDrawing) -> object:
-    """The same, beside others that the node calls. Of a node that is no more, a value in the place of each element of
-    another tensor, whatever that is: chosen either way."""
+    """Number of `_constant`, for a call that a node makes among others. If the call is the whole node, a step with that
+    number for each element of `self`: it selects the number in either case."""
     made, x = _constant(number, d), d["self"]
     if not d.call.name.startswith(f"{called(d.node)}.") or not isinstance(x, Value):
         return made
@@ -178,13 +179,14 @@ _CASTS = ("_to_copy.default", "convert_element_type.default")
 
 
 def is_number(call: Call, known: Mapping[torch.Tensor, object]) -> bool:
-    """True for a view or a cast of a number that was made a tensor: it has no gradient that a view could end."""
+    """True for a view or a cast of a number that torch made a tensor. A number has no gradient that a view could
+    end."""
     first = next(iter(call.arguments.values()), None)
     return (is_view(call) or call.name in _CASTS) and isinstance(known.get(first), int | float)
 
 
 def as_number(d: CallDrawing) -> object:
-    """The number that a view or a cast is of."""
+    """The number that a view or a cast reads."""
     return rounded_number(d[next(iter(d.call.arguments))], d.out.dtype)
 
 
@@ -218,12 +220,13 @@ def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
 
 
 def _opened(d: CallDrawing) -> Value:
-    """Six times the hard sigmoid, of which limits have no gradient."""
+    """Six times the hard sigmoid. Elements at its limits have no gradient."""
     return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
 
 
 def _remainder(d: CallDrawing) -> Value:
-    """The remainder of a tensor by another, with the sign of that; by it `take_along_dim` counts from the end."""
+    """Remainder of a tensor by another, with the sign of the divisor. `take_along_dim` uses it to count from the
+    end."""
     a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
     is_index = generated.takes_by_number(d.node)
     a, dtype = (d.number_of_column(a), torch.float32) if is_index else (a, d.out.dtype)
@@ -248,8 +251,9 @@ def _clamp_has_gradients_at_limits() -> bool:
 
 
 def _limited(d: CallDrawing, x: Value, low: object, high: object, at_limits: bool = False) -> Value:
-    """The values with limits in place of what is beyond, which has no gradient; `at_limits`: what equals them has one.
-    Comparisons say so, not `max` and `min`: these share the gradient of equals, as torch does for maximum alone."""
+    """Values limited to a range. Those beyond the limits have no gradient; those at a limit have one if `at_limits`.
+    This uses comparisons, as `max` and `min` divide the gradient between equal operands, as torch does for maximum
+    alone."""
     below, above = ("cmp_lt", "cmp_gt") if at_limits else ("cmp_le", "cmp_ge")
     limits = [limit for limit in (low, high) if limit is not None]
     if any(limit != limit for limit in limits):
@@ -269,8 +273,8 @@ def _reduced(mode: str, d: CallDrawing) -> Value:
 
 
 def _extreme(mode: str, d: CallDrawing) -> Value:
-    """The first of two results, beside which torch returns where it is. That of equal elements which torch names, the
-    first, has the whole gradient; NaN is beyond all others."""
+    """The first of two results; the second is the index. The first of several equal elements has the whole gradient, as
+    in torch. NaN is beyond all other values."""
     x, dim = d["self"], d["dim"]
     if not has_gradient(d.node):
         return d.reduced(mode, x, dim, d["keepdim"], d.out.dtype)
@@ -285,8 +289,8 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
 
 
 def _named(d: CallDrawing) -> Value:
-    """The element of each row that an index names. Where that is the number of no column, for which torch stops the
-    program, it is NaN, as of a target of cross entropy."""
+    """Element of each row that an index selects. For an index beyond the columns it is NaN, as for a target of cross
+    entropy; torch stops the program."""
     x, index, rows = d["self"], d["index"], [*d["self"].tensor.shape]
     (dim,) = d.columns(x, d["dim"])
     columns, rows[dim] = rows[dim], 1
@@ -314,7 +318,7 @@ def _length(d: CallDrawing) -> Value:
 
 
 def _centred(d: CallDrawing) -> tuple[Value, float]:
-    """Rows less their mean, and by how many their squares are divided for a variance."""
+    """Rows less their mean, and the divisor of their sum of squares for a variance."""
     x, correction = d["self"], 1 if d["correction"] is None else d["correction"]
     columns = math.prod(x.tensor.shape[n] for n in d.columns(x, d["dim"]))
     if not isinstance(columns, int) or not isinstance(correction, int | float) or columns <= correction:
@@ -329,7 +333,7 @@ def _variance(d: CallDrawing) -> Value:
 
 
 def _deviation(d: CallDrawing) -> Value:
-    """The deviation by the length of what is centred, whose gradient is 0 where all elements are one."""
+    """Standard deviation as the length of the centred row, whose gradient is 0 if all elements are equal."""
     centred, count = _centred(d)
     length = d.reduced("NORM2", centred, d["dim"], d["keepdim"], torch.float32)
     return d.step("mul", {"a": length, "b": count**-0.5}, shape=d.out.shape)
@@ -340,14 +344,14 @@ def _with_mean(draw: Callable[[CallDrawing], Value], d: CallDrawing) -> tuple[Va
 
 
 def _added(op: str, d: CallDrawing) -> Value:
-    """The sum of a tensor and what an op makes of two others, times a number."""
+    """Sum of a tensor and a number times an op of two other tensors."""
     made = d.between(op, a=d.converted("tensor1"), b=d.converted("tensor2"))
     made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
     return d.step("add", {"a": d["self"], "b": made})
 
 
 def _interpolated(d: CallDrawing) -> Value:
-    """The value between two, reckoned from the nearer end, as torch does."""
+    """Interpolation between two values, computed from the nearer one, as in torch."""
     start, end, weight = map(d.converted, ("self", "end", "weight"))
     way = d.between("sub", a=end, b=start)
     if not isinstance(weight, Value):
@@ -384,7 +388,7 @@ def _cross_entropy(d: CallDrawing) -> Value:
 
 
 def _norm(op: str, vectors: Mapping[str, str], d: CallDrawing) -> Value:
-    """A norm of torch's. vectors: by port, the arguments that it is given there, unless they are None."""
+    """A norm of torch. vectors: by port, the arguments that are given there unless they are None."""
     x, eps = d["input"], torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
     if x.once is not None:
         raise Untranslated(f"{d.call.name} of what is repeated")
@@ -412,7 +416,7 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "full_like.default": partial(_constant_like, None),
     "zeros_like.default": partial(_constant_like, 0.0),
     "ones_like.default": partial(_constant_like, 1.0),
-    "empty_like.default": partial(_constant, 0.0),  # of which nothing is said until something fills it
+    "empty_like.default": partial(_constant, 0.0),  # undefined until something fills it
     "fill.Scalar": _filled,
     "sign.default": _sign,
     "pow.Tensor_Scalar": _power,

@@ -1,4 +1,4 @@
-"""The graphs of a region's program: inference, training, gradients. Each is for any number of rows."""
+"""Graphs of a region's program: inference, training, gradients. Each is for any number of rows."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from graphfuse.torch.operators.by_rule import empty_graph, store
 from graphfuse.torch.operators.computation import STATISTICS, Computation, gradient_of
 from graphfuse.torch.regions.program import Program, RegionInput, Result, RowExtents
 
-_COLUMNS = 8  # of the graph that is differentiated to see what its gradients read, or so many parts
+_COLUMNS = 8  # columns, or parts, of the small graph that shows which values gradients read
 
 
 @dataclass(frozen=True, eq=False)
 class RegionGraphs(Computation):
-    """Computation of a program, of which each output may have a gradient or none.
+    """Computation of a program, each of whose outputs may have a gradient or not.
 
-    inference: of its inputs, its outputs. training: what backward keeps of the steps behind those. backward: of the
-    gradients of outputs, None for those that were not used, and of what is kept, the gradients that are asked for.
+    inference: makes outputs from inputs. training: makes what backward keeps in addition, after the outputs. backward:
+    makes the requested gradients from what is kept and the gradients of outputs, None for outputs that were not used.
     """
 
     program: Program
@@ -49,7 +49,7 @@ class RegionGraphs(Computation):
 
     @cached_property
     def differentiable(self) -> tuple[RegionInput, ...]:
-        """Inputs that have a gradient: outputs change with them, and not by jumps alone."""
+        """Inputs that have a gradient: an output depends on them, and not through steps with zero gradient alone."""
         return tuple(one for one in self.program.inputs if self.reached[one])
 
     @cached_property
@@ -68,12 +68,12 @@ class RegionGraphs(Computation):
 
     @cached_property
     def computed(self) -> tuple[RegionInput, ...]:
-        """Inputs whose gradients backward makes."""
+        """Inputs whose gradients the backward graph makes."""
         return tuple(one for one in self.differentiable if one.name not in self.as_given)
 
     @cached_property
     def pulled(self) -> tuple[Result, ...]:
-        """Outputs whose gradients backward reads."""
+        """Outputs whose gradients the backward graph reads."""
         return self._reached_by(self.computed)
 
     def _reached_by(self, inputs: Sequence[RegionInput]) -> tuple[Result, ...]:
@@ -88,12 +88,12 @@ class RegionGraphs(Computation):
             made[one.step].set_name(one.name)
         outputs = [made[one.step] for one in self.pulled]
         found = differentiate(graph, outputs, [given[one.name] for one in self.computed]).kept
-        # What joined rows do not tell the shape of is read in any case.
+        # Inputs whose shapes do not follow from joined rows are read in any case.
         odd = (one.name for one in self.program.inputs if one.extents.is_odd)
         kept = dict.fromkeys((*map(_identifier, found), *odd))
         has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
         if not has_whole and not any(one.extents.whole for one in self.pulled):
-            kept[self.program.inputs[0].name] = None  # by which all shapes are told
+            kept[self.program.inputs[0].name] = None  # all shapes follow from its own
         return tuple(kept)
 
     @cached_property
@@ -105,7 +105,7 @@ class RegionGraphs(Computation):
 
     @cached_property
     def reached(self) -> dict[RegionInput, tuple[Result, ...]]:
-        """Outputs that have a gradient with respect to an input."""
+        """Outputs that have a gradient with respect to an input, by input."""
         graph, given, made = self._small
         found = {}
         for one in self.program.inputs:
@@ -120,12 +120,12 @@ class RegionGraphs(Computation):
 
     @property
     def _longest(self) -> int:
-        """Columns of the longest parts; 1 without."""
+        """Columns of the longest parts; 1 without parts."""
         return max(step.part or 1 for step in self.program.steps)
 
     def why_untrainable(self, rows: Shape, strides: Shape, asked: Sequence[bool], device: str) -> str:
-        """Why no kernels make the gradients of these inputs, of `differentiable`, where rows have this shape and lie
-        like this; "" where they do, or none are asked for."""
+        """Reason why no kernels make the requested gradients; "" if they do, or none is requested. rows, strides: of
+        the rows. asked: which of `differentiable` have requested gradients."""
         made = {f"d{one.name}" for one, ask in zip(self.differentiable, asked, strict=True) if ask}
         if made.isdisjoint(f"d{one.name}" for one in self.computed):
             return ""
@@ -141,8 +141,8 @@ class RegionGraphs(Computation):
                 lies = strides if self.program.follows and shape == rows else packed_stride(shape)
                 layouts[a.name] = Layout(dtype, stored, shape, lies, torch.device("cpu"), ALIGNMENT)
         _, planner = planned("region_backward", backward, layouts, device)
-        regions = [region for region in planner.regions if not region.last]  # others inductor fuses with what it has
-        # Gradients of elements that an index names torch adds to zeros: inductor makes more kernels of that.
+        regions = [region for region in planner.regions if not region.last]  # inductor fuses the others
+        # torch adds the gradients of elements that an index selects to zeros, for which inductor makes more kernels.
         by_number = any(data_type[one.dtype] in INTEGERS.values() for one in self.program.inputs)
         parts = planner.at(0).parts
         if not any(part.engine.facts is Subgraph or part.region.last and not by_number for part in parts):
@@ -206,7 +206,7 @@ class RegionGraphs(Computation):
         return {out.name: sources[out.name] for out in self.graded if self._is_given(out) == sources[out.name]}
 
     def _is_given(self, out: Result) -> tuple[str, ...]:
-        """Names of inputs whose gradient is that of an output as it is, where that alone is used."""
+        """Names of inputs whose gradient is unchanged that of an output, if only that output is used."""
         grads = self._drawn_gradients((out,))
         return tuple(one.name for one, t in grads.items() if t.get_name() == f"d{out.name}" and one.axes == out.axes)
 
@@ -224,7 +224,7 @@ class RegionGraphs(Computation):
         )
 
     def _gradient(self, one: RegionInput) -> TensorParameter:
-        # Of what is one value for several rows, each rank that has some of these makes a part.
+        # If a value serves several rows, each rank that has some of them makes a part of its gradient.
         of_all_rows = set(one.axes[:-1]) <= {"n"}
         return gradient_of(
             one.name,
@@ -239,7 +239,7 @@ class RegionGraphs(Computation):
         return first if self.program.follows and one.extents.whole else None
 
     def _statistic(self, name: str) -> RowExtents:
-        """Extents of one value a row, or a part of one."""
+        """Extents of a statistic: one value a row, or a part of a row."""
         graph, rank = self._small[0], len(self.program.inputs[0].axes)
         dim = named(graph, name).get_dim()
         part = _COLUMNS * self._longest // dim[-2] if len(dim) > rank else 0
@@ -249,7 +249,7 @@ class RegionGraphs(Computation):
 
     def _forward(self, d: GraphBuilder) -> None:
         given = {one.name: read_input(d, one) for one in self.program.inputs}
-        # Statistics; gradients are not asked about where there is none.
+        # Statistics are made only if gradients will be requested.
         kept = [name for name in d.layouts if name not in self._named]
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
@@ -259,7 +259,7 @@ class RegionGraphs(Computation):
 
     @cached_property
     def _named(self) -> frozenset[str]:
-        """Names of what it takes and returns."""
+        """Names of inputs and outputs."""
         return frozenset(a.name for a in (*self.tensors, *self.results))
 
     def _backward(self, d: GraphBuilder) -> None:
@@ -280,8 +280,8 @@ class RegionGraphs(Computation):
         store(d, grads, {f"d{one.name}" for one in self.computed if one.extents.without_columns})
 
     def _drawn_gradients(self, outputs: Sequence[Result]) -> dict[RegionInput, Tensor]:
-        """Gradients of inputs where these outputs alone are used, in a graph of their own: one tensor where they are
-        one, and that of an output where it is theirs as it is."""
+        """Gradients of inputs if these outputs alone are used, in a separate graph. Inputs that share a gradient have
+        the same tensor; it is that of an output's gradient if that is passed on unchanged."""
         forward, given, made = self._small
         graph = empty_graph("region", data_type.FLOAT)
         inputs = {t: graph.tensor_like(t, name) for name, t in given.items()}
@@ -291,7 +291,7 @@ class RegionGraphs(Computation):
         return {one: found[given[one.name]] for one in wanted if given[one.name] in found}
 
     def _drawn(self, rows: Shape) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
-        """The training graph for rows of a shape, of which leading axes may be joined, validated."""
+        """Training graph for rows of a shape, whose leading axes may be joined. It is validated."""
         drawn = self.program.graph([one.extents.padded(rows) for one in self.program.inputs], training=True)
         freeze(drawn[0])
         return drawn
@@ -309,7 +309,7 @@ def named(graph: pygraph, name: str) -> Tensor:
 
 
 def _identifier(name: str) -> str:
-    """Name of a tensor as that of a parameter."""
+    """Name of a tensor as the name of a parameter."""
     return name.replace("::", "_")
 
 

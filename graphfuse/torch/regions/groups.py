@@ -1,4 +1,5 @@
-"""Equal parts of rows that are rows of their own, as of a norm of groups: a graph views rows as them, and back."""
+"""Equal parts of rows that are treated as rows, such as the groups of a group norm: a graph views rows as groups, and
+back."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from graphfuse.torch.analysis.meaning import called, is_op, same, value
 from graphfuse.torch.regions.turned import stacked, turned_within
 
 _OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
-"""Names of views that are given all extents."""
+"""Names of views that get all extents as arguments."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Parts of a row. columns: of each. is_flat: whether those of all rows are along one dimension. rows: extents of
-    the rows' dimensions, then."""
+    """Equal parts of a row. columns: of each part. is_flat: whether the parts of all rows lie along one dimension.
+    rows: then, the extents of the rows' dimensions."""
 
     count: int
     columns: int
@@ -36,7 +37,7 @@ class Groups:
         return _viewed(node) == (self, False)
 
     def of(self, t: torch.Tensor) -> torch.Tensor | None:
-        """Rows as groups; None where they have another extent."""
+        """Rows viewed as groups; None if their extent is another one."""
         if not t.dim():
             return t
         extent = t.shape[-1]
@@ -46,7 +47,7 @@ class Groups:
             return t.unsqueeze(-1) if same(extent, 1) else t.unflatten(-1, (self.count, self.columns))
 
     def unflattened(self, t: object) -> object:
-        """A tensor with dimensions of rows and one of their parts; as it is where it has no flat parts."""
+        """Tensor with the dimensions of rows and one of their parts; the tensor itself if it has no flat parts."""
         if not self.is_flat or not isinstance(t, torch.Tensor) or not t.dim():
             return t
         if not same(t.shape[0], math.prod((*self.rows, self.count))):
@@ -55,7 +56,7 @@ class Groups:
             return t.view(*self.rows, self.count, *t.shape[1:])
 
     def inside(self, graph: Graph) -> set[Node]:
-        """Nodes that have groups as a dimension: from where rows are viewed as them to where they are viewed back."""
+        """Nodes that have groups as a dimension: from the view of rows as groups to the view back."""
         found = set[Node]()
         for node in graph.nodes:
             is_of_groups = generated.is_fused(node) and not found.isdisjoint(node.all_input_nodes)
@@ -65,7 +66,7 @@ class Groups:
 
 
 def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
-    """Nodes that are computed with reductions of whole rows, which are no part of what is computed of groups."""
+    """Nodes that reduce whole rows, or depend on such a reduction. They cannot be computed as groups."""
     found = set[Node]()
     for node in graph.nodes:
         is_behind = generated.is_reduction(node) or not found.isdisjoint(node.all_input_nodes)
@@ -75,11 +76,11 @@ def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
 
 
 def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
-    """Groups of rows that something is computed of before they are viewed so, or behind."""
+    """Groups of rows, if something is computed before rows are viewed as groups, or after the view back."""
     found = dict[Groups, None]()
     for node in graph.nodes:
         viewed = _viewed(node) if node in nodes else None
-        # Of pairs of columns that are turned, or were stacked side by side, nobody speaks as of groups.
+        # Pairs of columns that are rotated, or were stacked, are no groups.
         if viewed is not None and turned_within(node) is None and len(stacked(node.args[0])) != 2:
             beside = (node.args[0],) if viewed[1] else node.users
             if any(other in nodes and not generated.is_free(other) for other in beside):
@@ -88,7 +89,7 @@ def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
 
 
 def _viewed(node: Node) -> tuple[Groups, bool] | None:
-    """The groups that a node views rows as, and True; those that it views as rows, and False."""
+    """Groups that a node views rows as, and True; or that it views as rows, and False. None for any other node."""
     meant = is_op(node, "view")
     one, other = value(meant.args[0]) if meant else None, value(node)
     if one is None or other is None or one.dtype is not other.dtype:
@@ -103,7 +104,7 @@ def _viewed(node: Node) -> tuple[Groups, bool] | None:
     count, columns = parts.shape[-2:] if whole.dim() else (1, 1)
     if not isinstance(count, int) or not isinstance(columns, int) or columns == 1:
         return None
-    if count == 1 and called(node) not in _OF_EXTENTS:  # a dimension is added: nobody speaks of groups
+    if count == 1 and called(node) not in _OF_EXTENTS:  # the view only adds a dimension
         return None
     if not same(whole.shape[-1], count * columns) or not all(map(same, whole.shape[:-1], parts.shape[:-2])):
         return None
@@ -111,7 +112,7 @@ def _viewed(node: Node) -> tuple[Groups, bool] | None:
 
 
 def _flat(whole: torch.Tensor, parts: torch.Tensor) -> Groups | None:
-    """Groups of rows along one dimension."""
+    """Groups of rows along one dimension; None if there are none."""
     if whole.dim() < 2 or parts.dim() != 2:
         return None
     (*rows, extent), (_, columns) = whole.shape, parts.shape

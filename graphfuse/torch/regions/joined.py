@@ -1,6 +1,7 @@
-"""One program of two tensors of rows that differ in an extent, as of the heads of queries and of keys: one kernel.
+"""Programs of two row tensors that differ in an extent, such as queries and keys in number of heads: one kernel for
+both.
 
-Forward joins what is given for each along the axis before the columns, and cuts the results.
+Forward joins the inputs of both along the axis before the columns, and splits the results.
 """
 
 from __future__ import annotations
@@ -68,6 +69,6 @@ class JoinedGraphs(Both):
 
 @lru_cache(maxsize=4096)
 def graphs_of(text: str) -> RegionGraphs | JoinedGraphs:
-    """Computation of the program of a text."""
+    """Computation of the program that a text describes."""
     program = Program.read(text)
     return JoinedGraphs(program) if program.joined else RegionGraphs.of(text)

@@ -1,4 +1,4 @@
-"""Regions in the graphs that are compiled: those that are taken, and why others are left to inductor."""
+"""Decision on which regions of a compiled graph are replaced, and why others stay with inductor."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from graphfuse.torch.regions.turned import turned
 from graphfuse.torch.regions.twins import joined
 
 Verdicts = list[tuple[TorchRegion, str]]
-"""Regions, and why they are left; "" for those that are replaced."""
+"""Regions, and why they are not replaced; "" for those that are."""
 
 
 def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node, str]]:
-    """Replaces the regions of a graph. Also why reductions are in none.
+    """Replaces the regions of a graph. Returns also the reductions that are in no region, and why.
 
-    declines: whether those are left that inductor is as good at.
+    declines: whether regions that inductor computes as fast are not replaced.
     """
     graph = module.graph
     without_writes(graph)
@@ -68,7 +68,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
 
 
 def _why_unusable(node: Node, around: surroundings.Regions) -> str:
-    """Why no region may have a node, by what surrounds it; "" where one may."""
+    """Reason in the surroundings of a node why no region may have it; "" if one may."""
     if node in around.transformed:
         return "it is differentiated by torch.func, which operators are not for"
     if node in around.nested:
@@ -82,7 +82,8 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
 
 
 def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> list[TorchRegion]:
-    """The region; or those of its nodes without what takes an element of rows that nothing else of it reads."""
+    """The region; or, if it takes elements by an index from rows that it does not read otherwise, regions of its other
+    nodes."""
     by_number = {n for n in region.nodes if generated.takes_by_number(n)}
     if not by_number:
         return [region]
@@ -98,12 +99,13 @@ def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> li
 
 
 def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
-    """Nodes, and those that they are computed from by way of some."""
+    """Nodes, and all that they are computed from. through: the nodes whose inputs are followed."""
     return {*reached(nodes, lambda node: node.all_input_nodes if node in through else ())}
 
 
 def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
-    """The region, or those of its nodes on both sides of what is in the way of one operator."""
+    """The region; or, if a node prevents that it becomes one operator, the regions of its nodes on both sides of
+    that."""
     node, is_fit = fits(graph, region, region.inputs)
     sides = {n: n > node for n in region.nodes}
     if is_fit or len({*sides.values()}) == 1:
@@ -112,8 +114,8 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 
 
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
-    """The region; where kernels do not make its gradients, those of rows, or of parts of them, alone, and those without
-    turns of pairs, or without what it computes of vectors alone."""
+    """The region, if kernels make its gradients. Otherwise smaller ones: of rows, or of parts of them, alone; without
+    rotations of pairs; or without operations on vectors alone."""
     if not _untrainable(region):
         return [region]
     is_of_both = reduces_rows_and_parts(region.program.steps)
@@ -141,12 +143,12 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
             others[key] = why
             continue
         if any(map(over_ranks.summed, region.inputs)):
-            continue  # inductor's kernels read no memory of other ranks
+            continue  # inductor's kernels cannot read memory of other ranks
         if why := _apart(region):
             others[key] = why
             continue
         if any(step.op == "turn_pairs" for step in region.program.steps):
-            continue  # of rotations one kernel moves least
+            continue  # one kernel moves the fewest bytes for rotations
         odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
         summed, cases = cost.of_samples(odd, _size(region)) if is_training else 0, _cases(region)
         worse = "; ".join(str(case) for case in cases if case.saved <= 0)
@@ -156,7 +158,8 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
 
 
 def _spread(region: TorchRegion) -> str:
-    """Why a region is left whose rows inductor spreads over more of a GPU than kernels do; "" for others."""
+    """Reason why a region is not replaced if inductor spreads its rows over more of a GPU than kernels do; ""
+    otherwise."""
     *rows, columns = _extents(region, region.tensors[0].shape)
     count = math.prod(rows)
     if count < _ROWS and columns > _COLUMNS and _is_training(region):
@@ -170,16 +173,16 @@ def _spread(region: TorchRegion) -> str:
 
 
 def _of_other_layout(region: TorchRegion) -> str:
-    """Why a region of images is left beside convolutions, "" for others: inductor has channels last there, and would
-    copy what an operator reads with the pixels of a channel one behind the other."""
+    """Reason why a region of images is not replaced next to convolutions; "" otherwise. There inductor has channels
+    last, and would copy inputs to make the pixels of a channel contiguous."""
     if len(region.columns.axes) == 1 or not any(map(_is_convolution, region.outputs[0].graph.nodes)):
         return ""
     return "beside convolutions inductor has channels last in memory, where its rows do not lie as one dimension"
 
 
 def _apart(region: TorchRegion) -> str:
-    """Why a small region is left whose rows are not along the last dimension: inductor's kernels begin sooner there. ""
-    for others, and for softmax."""
+    """Reason why a small region is not replaced if its rows are not along the last dimension; "" otherwise, and for
+    softmax. inductor's kernels begin sooner there."""
     is_softmax = any(step.op in ("softmax", "log_softmax") for step in region.program.steps)
     enough = _ENOUGH[_is_training(region)]
     if not region.program.follows or is_softmax or _size(region) >= enough:
@@ -188,7 +191,7 @@ def _apart(region: TorchRegion) -> str:
 
 
 def _size(region: TorchRegion) -> int:
-    """Bytes of what a region reads first."""
+    """Bytes of the first input of a region."""
     return math.prod(_extents(region, region.tensors[0].shape)) * region.tensors[0].dtype.itemsize
 
 
@@ -198,15 +201,15 @@ def _is_convolution(node: Node) -> bool:
 
 
 def _extents(region: TorchRegion, of: Sequence[object]) -> Shape:
-    """Extents or strides of what a region reads first, in the order of its program."""
+    """Extents or strides of the first input of a region, in the order of its program."""
     return tuple(hint(of[d]) for d in region.orders[0])
 
 
 _ROWS, _COLUMNS = 16, 2**15
-"""Rows of more columns, if they are fewer, leave most of a GPU idle."""
+"""Fewer rows than the first, of more columns than the second, leave most of a GPU idle."""
 _ENOUGH = {True: 4 << 20, False: 12 << 20}
-"""Bytes of rows that lie apart from which on kernels are faster than inductor's, with gradients and without. On an H200
-inductor was faster at 2 MiB with gradients, and at 8 without; kernels were at 4.6 and at 12.25."""
+"""Bytes of strided rows from which kernels are faster than inductor's, with gradients and without. On an H200 inductor
+was faster at 2 MiB with gradients, and at 8 without; kernels were faster at 4.6 and at 12.25."""
 
 
 def _cases(region: TorchRegion) -> list[MeasuredCase]:
@@ -225,7 +228,7 @@ ELSEWHERE = "it is on no GPU, and inductor is as fast"
 
 
 def _untrainable(region: TorchRegion) -> str:
-    """Why a region is left whose results have gradients; "" where kernels make these, or it has none."""
+    """Reason why a region whose results have gradients is not replaced; "" if kernels make these, or it has none."""
     if not _is_training(region):
         return ""
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
@@ -248,7 +251,7 @@ def _is_training(region: TorchRegion) -> bool:
 
 
 def taken(region: TorchRegion) -> TakenNodes:
-    """The part of a graph that a region takes."""
+    """The part of a graph that a region replaces."""
     made = tuple(sorted(region.outputs, key=elements, reverse=True))
     most = largest((*region.inputs, *made))
     read = tuple(node for node in region.inputs if not is_small(node, most)) or region.inputs[:1]

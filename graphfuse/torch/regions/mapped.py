@@ -1,4 +1,4 @@
-"""Operators of lists of tensors under vmap: a call for each sample, as by torch's own loop, which takes no lists."""
+"""vmap of operators that take lists of tensors: a call for each sample. torch's own loop supports no lists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 def register(operator: torch._ops.OpOverload) -> None:
-    """Tell torch how an operator of (tensors, *others), which returns a list, runs under vmap, and under that of
-    autograd for ``is_grads_batched``."""
+    """Registers how an operator (tensors, *others), which returns a list, runs under vmap, and under autograd's own
+    vmap for ``is_grads_batched``."""
 
     def rule(info, in_dims, tensors, *others):
         dims = in_dims[0] or (None,) * len(tensors)
@@ -40,7 +40,7 @@ def register(operator: torch._ops.OpOverload) -> None:
 def _each(
     call: Callable[[Tensors], Sequence[torch.Tensor]], tensors: Tensors, dims: Sequence[int | None], count: int
 ) -> list[torch.Tensor]:
-    """Tensors that a call returns for each sample, put together. dims: in which dimensions samples are."""
+    """Tensors that a call returns for each sample, stacked. dims: the sample dimension of each tensor, or None."""
     if not count:
         raise VariantPackError("an operator is mapped over 0 samples; accepted: 1 or more")
     pairs = [*zip(tensors, dims, strict=True)]

@@ -1,4 +1,5 @@
-"""``graphfuse::region(Tensor[] inputs, str graph) -> Tensor[]``, which runs any program, and its gradients."""
+"""The operator ``graphfuse::region(Tensor[] inputs, str graph) -> Tensor[]``, which runs any program, and its
+gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class RegionOperator:
-    """The operator for one program: its graphs as functions, and what joins them for autograd."""
+    """The operator for one program: its graphs as functions, and the autograd formula that joins them."""
 
     graphs: RegionGraphs | JoinedGraphs
 
@@ -36,13 +37,13 @@ class RegionOperator:
 
     @cached_property
     def run(self) -> Callable[..., object]:
-        """Function of the inputs, which returns the output, or a tuple of several, with gradients."""
+        """Function of the inputs that returns the output, or a tuple of several, with gradients."""
         return called("region", self.inference, lambda *inputs: self._alone(*inputs), self._watched)
 
     @cached_property
     def within_dispatcher(self) -> Callable[[Tensors, Callable[[], object]], object]:
-        """``run`` of calls that torch's dispatcher has taken as far as autograd."""
-        # Whoever asks for no gradient may have a program whose gradients no rule draws.
+        """``run`` for calls that have reached autograd in torch's dispatcher."""
+        # Formulas are made when they are called: a program may have no gradient rules if no gradient is requested.
         applied = (lambda *inputs: self._seen(*inputs)), (lambda *inputs: self._alone(*inputs))
         return within_dispatcher("region", self.inference, *applied, self._watched)
 
@@ -77,7 +78,7 @@ class RegionOperator:
 
         def dispatched(*values):
             asked = values[count:]
-            # Torch does so for lists of tensors, but not where some may be None.
+            # torch does this for lists of tensors, but not if some may be None.
             made = operator([*map(_in_memory, values[:count])], text, asked) if asked else operator(values, text)
             return _returned(made, asked)
 
@@ -85,7 +86,7 @@ class RegionOperator:
 
 
 def _in_memory(t: torch.Tensor | None) -> torch.Tensor | None:
-    """A tensor whose values are those that lie in memory."""
+    """Tensor whose values are those in memory: not lazily conjugated, negated or zero."""
     if t is None:
         return None
     if t.is_conj() or t.is_neg():
@@ -94,7 +95,8 @@ def _in_memory(t: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _returned(made: Sequence[torch.Tensor], asked: Sequence[bool]) -> object:
-    """Tensors as a function returns them, None for one that was not asked for. asked: for each, or nothing for all."""
+    """Tensors as a function returns them, None for one that was not requested. asked: for each tensor, or empty for
+    all."""
     if asked:
         found = iter(made)
         made = [next(found) if ask else None for ask in asked]
@@ -102,14 +104,14 @@ def _returned(made: Sequence[torch.Tensor], asked: Sequence[bool]) -> object:
 
 
 def _list(made: object) -> list[torch.Tensor]:
-    """Tensors that a function returns, without those that were not asked for."""
+    """Tensors that a function returns, without those that were not requested."""
     if isinstance(made, tuple):
         return [t for t in made if t is not None]
     return [] if made is None else [made]
 
 
 def without_values(f: Function, values: Sequence[object]) -> list[torch.Tensor]:
-    """Tensors that a function returns for such values, without theirs."""
+    """Tensors without values, as a function returns them for such arguments."""
     return _list(f.returned(fake_tensors(f, f.defaults | dict(zip(f.parameters, values, strict=True)))))
 
 
@@ -121,11 +123,12 @@ def _of(inputs: Tensors, graph: str) -> RegionOperator:
 
 
 FROM_INDUCTOR: dict[object, str] = {}
-"""By operator, what inductor's code calls in its place: compiled calls need neither autograd nor the dispatcher."""
+"""By operator, the function that inductor's code calls instead: compiled calls need neither autograd nor the
+dispatcher."""
 
 
 def _define(name: str, schema: str, step: str) -> torch._ops.OpOverload:
-    """Defines the operator of one of a program's graphs, `step`."""
+    """Defines the operator of one of a program's graphs. step: the name of the graph in ``RegionOperator``."""
 
     def of(tensors, graph) -> GraphOperator:
         return getattr(RegionOperator.of(graph) if step == "gradients" else _of(tensors, graph), step)
@@ -144,7 +147,7 @@ def _define(name: str, schema: str, step: str) -> torch._ops.OpOverload:
         return _list(sharding.on_ranks(one.declaration, given, lambda local: one.operator(*map(local.get, names))))
 
     def by_inductor(tensors, graph, asked=()):
-        # The program was traced with these tensors: there are as many as it reads.
+        # The program was traced with these tensors, so their number is right.
         return _list(getattr(RegionOperator.of(graph), step)(*tensors, *asked))
 
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))

@@ -1,7 +1,7 @@
 """``graphfuse::region_over_ranks(Tensor[] inputs, str graph, int summed, str group) -> Tensor[]``
 
-It is a region, one of whose inputs is added up over the ranks of a group. It has no gradients. One kernel does both
-where the input lies in symmetric memory, or may be copied there.
+The operator is a region with one input that is summed over the ranks of a group. It has no gradients. One kernel does
+both if the input lies in symmetric memory, or may be copied there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SummedRegion:
 
     @cached_property
     def one_kernel(self) -> Callable[..., Any]:
-        """Function of the inputs, a table of peers and the rank."""
+        """Function of the inputs, a table of peers and the rank, which computes the sum and the program."""
         results = self.graphs.results
         arguments = (*self.graphs.tensors, PEERS, *results)
         names = (*(a.name for a in self.graphs.tensors), PEERS.name, "rank")
@@ -76,7 +76,7 @@ def can_be_summed(program: Program, number: int) -> bool:
 
 
 def summed(t: Node) -> Node | None:
-    """The node that has the parts of a sum over ranks, of which `t` is the whole on each; None if it is none."""
+    """Node of the partial values whose sum over ranks `t` is; None if `t` is no such sum."""
     if _method(t) != "to_local" or len(t.args) != 1 or t.kwargs:
         return None
     whole = t.args[0]
@@ -93,7 +93,7 @@ def summed(t: Node) -> Node | None:
 
 
 def _method(node: Node) -> str:
-    """The method of a DTensor that a node calls. Torch before 2.13 has it in a function, with its arguments."""
+    """Method of a DTensor that a node calls. Before 2.13, torch wraps the method and its arguments in a function."""
     if node.op == "call_method":
         return str(node.target)
     name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
@@ -101,8 +101,8 @@ def _method(node: Node) -> str:
 
 
 def behind_sum(program: Program) -> Program:
-    """A program of two tensors, whose sum takes the place of the first input. It returns the sum, rounded to its type,
-    and what the program makes of it."""
+    """Program of two tensors, whose sum takes the place of the first input. It returns the sum, rounded to its type,
+    and the results of the original program."""
     first = program.inputs[0]
     total = ProgramStep("add", {"a": "in0", "b": "in1"}, {}, "" if first.dtype == "FLOAT" else first.dtype)
     new: dict[Source, Source] = {f"@{n}": f"@{n + 1}" for n in range(len(program.steps))}
@@ -118,7 +118,7 @@ def behind_sum(program: Program) -> Program:
 def run(
     inputs: Sequence[torch.Tensor], graph: str, summed: int, group: distributed.ProcessGroup
 ) -> tuple[torch.Tensor, ...]:
-    """Results of the region of a text."""
+    """Results of the region that a text describes, with one input summed over ranks."""
     x = inputs[summed]
     peers = symmetric.peers(x, group)
     if peers is None and (shared := symmetric.scratch(group, "copies", x.shape, x.dtype, x.device)) is not None:

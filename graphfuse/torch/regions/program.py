@@ -1,4 +1,4 @@
-"""The op graph of a region as data: for tensors of any number of rows, and for any process."""
+"""The op graph of a region as data: for any number of rows, and readable by any process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from graphfuse.ops import OPS
 from graphfuse.torch.operators.by_rule import empty_graph
 
 Source = str | int | float
-"""What a step reads: an input by name, a step by "@" and its number, or a number."""
+"""Source that a step reads: an input by name, a step by "@" and its number, or a number."""
 
 
 def number_of(source: Source) -> int | None:
-    """The number of the step that a source is; None for an input or a number."""
+    """Number of the step that a source names; None for an input or a number."""
     return int(source[1:]) if isinstance(source, str) and source.startswith("@") else None
 
 
@@ -32,28 +32,30 @@ _ENUMS = {"mode": reduction_mode, "norm_forward_phase": norm_forward_phase}
 
 @dataclass(frozen=True)
 class RowExtents:
-    """The shape of a tensor, by that of the rows: for each axis "n" for their extent, "1" for 1, "-" where the tensor
-    has no such axis. part: columns of a part, where an axis of the parts and one of these take the place of the rows'
-    last; 0 for any other tensor."""
+    """Shape of a tensor relative to that of the rows.
+
+    axes: for each axis "n" for the rows' extent, "1" for 1, "-" if the tensor lacks it. part: columns of a part, if an
+    axis of the parts and one of their columns replace the last axis of the rows; 0 for any other tensor.
+    """
 
     axes: str
     part: int = 0
 
     def of(self, rows: Shape) -> Shape:
-        """The shape, where the rows have this one, of which leading axes may be joined."""
+        """Shape for rows of a shape, whose leading axes may be joined."""
         return tuple(n for n, kind in zip(self.padded(rows), self.joined(self.rank(rows)), strict=True) if kind != "-")
 
     def padded(self, rows: Shape) -> Shape:
-        """The shape with extents of 1 for axes that the tensor has not."""
+        """Shape with extents of 1 for axes that the tensor lacks."""
         extents = (*rows[:-1], rows[-1] // self.part, self.part) if self.part else rows
         return tuple(n if kind == "n" else 1 for kind, n in zip(self.joined(len(extents)), extents, strict=True))
 
     def rank(self, rows: Shape) -> int:
-        """Axes of a tensor with all that rows of a shape have."""
+        """Number of axes of a tensor that has all those of rows of a shape."""
         return len(rows) + (self.part > 0)
 
     def joined(self, rank: int) -> str:
-        """Axes where leading ones are joined, so that there are `rank`."""
+        """Axes after leading ones are joined, so that `rank` remain."""
         return self.axes[:1] + self.axes[1 + len(self.axes) - rank :] if rank < len(self.axes) else self.axes
 
     @property
@@ -62,33 +64,34 @@ class RowExtents:
 
     @property
     def is_odd(self) -> bool:
-        """True for some axes of rows and not for others, as of what is the same for all rows of a sample."""
+        """True if the tensor has some axes of rows and not others, such as one with the same values for all rows of a
+        sample."""
         return len(set(self.axes[:-1])) > 1
 
     @property
     def is_vector(self) -> bool:
-        """True for a value of each column, the same in all rows."""
+        """True for one value per column, the same in all rows."""
         return set(self.axes[:-1]) <= {"-", "1"} and self.axes[-1] == "n" and not self.part
 
     @property
     def is_of_tokens(self) -> bool:
-        """True for what is the same along the axis before the columns, and not along all others."""
+        """True for a tensor that is the same along the axis before the columns, and not along all others."""
         return not self.part and self.axes[-2] in "1-" and "n" in self.axes[:-2]
 
     @property
     def is_split(self) -> bool:
-        """True if an axis is missing between others, or more than the last behind them."""
+        """True if an axis is missing between others, or more than the last one after them."""
         return "-" in self.axes.removesuffix("-").lstrip("-")
 
     @property
     def without_columns(self) -> bool:
-        """True if the last axis is missing, and not one before it."""
+        """True if the last axis is missing, and not all are."""
         return self.axes.endswith("-") and self.axes.strip("-") != ""
 
 
 @dataclass(frozen=True)
 class RegionInput:
-    """An input. dtype: name of its data type. part: as of ``RowExtents``."""
+    """An input. dtype: name of its data type. part: as in ``RowExtents``."""
 
     name: str
     axes: str
@@ -102,8 +105,8 @@ class RegionInput:
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """A node: an op of the table, what it reads by port, its attributes, and the type that its first output is rounded
-    to, "" for none. part: columns of the parts of rows that it computes with; 0 for rows."""
+    """A node of the graph. op: name in the op table. inputs: sources by port. dtype: type to which its first output is
+    rounded; "" for none. part: columns of the parts of rows that it computes with; 0 for rows."""
 
     op: str
     inputs: Mapping[str, Source]
@@ -112,13 +115,13 @@ class ProgramStep:
     part: int = 0
 
     def reading(self, new: Mapping[Source, Source]) -> ProgramStep:
-        """The step with other sources in the place of some."""
+        """The step with some sources replaced. new: replacements, by source."""
         return replace(self, inputs={port: new.get(source, source) for port, source in self.inputs.items()})
 
 
 @dataclass(frozen=True)
 class Result:
-    """An output: the step that makes it. mark: as of ``Program``."""
+    """An output. step: number of the step that makes it. mark: as in ``Program``."""
 
     step: int
     axes: str
@@ -137,10 +140,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in order. The last axis has the columns, the others rows. follows: whether outputs that have all of these
-    lie in memory as the first input does, not row after row. joined: where it is of two tensors of rows, extents of
-    both along the axis before the columns; inputs are given for each, but for those of tokens. mark: what names of
-    tensors end in."""
+    """Steps in order. The last axis has the columns, the others rows.
+
+    follows: whether outputs that have all rows and columns have the strides of the first input; otherwise they are
+    packed. joined: for two row tensors, the extents of both along the axis before the columns; there are inputs for
+    each of them, except for those of tokens (`is_of_tokens`), which both share. mark: suffix of the names of tensors.
+    """
 
     inputs: tuple[RegionInput, ...]
     steps: tuple[ProgramStep, ...]
@@ -155,7 +160,7 @@ class Program:
         return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
 
     def marked(self, mark: str) -> Program:
-        """The program with other names of tensors, but for those of tokens."""
+        """Program with a mark in the names of its tensors, except for those of tokens."""
         names: dict[Source, str] = {one.name: one.name + mark for one in self.inputs if not one.extents.is_of_tokens}
         inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
         steps, outputs = (one.reading(names) for one in self.steps), (replace(one, mark=mark) for one in self.outputs)
@@ -163,13 +168,13 @@ class Program:
 
     @property
     def operations(self) -> str:
-        """Names of its ops, as reports say them."""
+        """Names of its ops, for reports."""
         names = (step.op if step.op != "identity" else f"cast to {step.dtype or 'FLOAT'}" for step in self.steps)
         return ", ".join(dict.fromkeys(names))
 
     @staticmethod
     def read(text: str) -> Program:
-        """The program of a text. SerializedError, which names what is wrong, for one that is none."""
+        """The program that a text describes. Raises SerializedError, which names the fault, if it describes none."""
         try:
             made = json.loads(text)
             inputs = tuple(RegionInput(**one) for one in made["inputs"])
@@ -183,12 +188,12 @@ class Program:
         return program
 
     def _fault(self) -> str | None:
-        """The first thing that is wrong; None for a program that can be drawn."""
+        """The first fault; None if the program can be drawn."""
         if not self.inputs:
             return "it has no inputs"
         if self.joined and (len(self.joined) != 2 or not all(isinstance(n, int) for n in self.joined)):
             return f"it is of joined rows with extents {self.joined}; accepted: two integers"
-        names = [f"in{n}" for n in range(len(self.inputs))]  # parts of generated code
+        names = [f"in{n}" for n in range(len(self.inputs))]  # names in generated code
         if [one.name for one in self.inputs] != names:
             return f"its inputs are {[one.name for one in self.inputs]}; accepted: {', '.join(names)}"
         rank = len(self.inputs[0].axes) - (self.inputs[0].part > 0)
@@ -210,8 +215,8 @@ class Program:
     def graph(
         self, dims: Sequence[Shape], strides: Sequence[Shape] = (), training: bool = False
     ) -> tuple[pygraph, dict[str, Tensor], list[Tensor]]:
-        """A graph of its own, its inputs by name, and what its steps make. dims, strides: of inputs, all of one rank;
-        without strides rows lie one after the other."""
+        """A new graph, its inputs by name, and the result of each step. dims, strides: of inputs, all of one rank;
+        without strides, rows lie one after the other."""
         graph = empty_graph("region", data_type.FLOAT)
         strides = strides or [*map(packed_stride, dims)]
         given = {
@@ -228,15 +233,15 @@ class Program:
     def draw(
         self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False, apart: bool = False
     ) -> list[Tensor]:
-        """The tensors that steps make, drawn into a graph. given: its tensors for the inputs, all of one rank.
-        training: whether norms make what their gradients need. apart: whether they are multiplied by a scale behind
-        them, as it varies along rows."""
+        """Tensors that steps make, drawn into a graph. given: the graph's tensors for the inputs, all of one rank.
+        training: whether norms make what their gradients need. apart: whether the scale of a norm is a separate
+        multiplication after it, as it varies along rows."""
         made: list[Tensor] = []
         parts = {one.name: one.part for one in self.inputs} | {f"@{n}": s.part for n, s in enumerate(self.steps)}
         views: dict[tuple[Source, int], Tensor] = {}
 
         def read(source: Source, part: int) -> Tensor | float:
-            """A source as a step that computes with such parts reads it."""
+            """A source as it is read by a step that computes with such parts."""
             if not isinstance(source, str):
                 return source
             number = number_of(source)
@@ -272,7 +277,7 @@ class Program:
 
 
 def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
-    """Rows with an axis for their parts, or without one for 0."""
+    """Rows viewed with an axis for their parts; for part 0, parts viewed as rows."""
     dim = tuple(t.get_dim())
     rows, columns = (dim[:-1], dim[-1:]) if part else (dim[:-2], (dim[-2] * dim[-1],))
     if part:
@@ -286,12 +291,12 @@ _OPTIONAL = frozenset({"part", "joined", "mark"})
 
 
 def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Fields of a program that its text has."""
+    """Fields of a program that its text holds."""
     return {name: value for name, value in pairs if name not in _OPTIONAL or value}
 
 
 def _fault_of(step: ProgramStep, known: Collection[Source]) -> str | None:
-    """Fault of a step, of which these sources are known; None for one without."""
+    """Fault of a step; None if there is none. known: the sources before it."""
     op = OPS.get(step.op)
     if op is None:
         return f"op {step.op!r}, which the op table lacks"

@@ -1,4 +1,4 @@
-"""Puts regions in place of the nodes that they compute."""
+"""Replacement of nodes by the regions that compute them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphfuse.torch.regions.operator import region as operator_of
 
 
 def replace(module: GraphModule, regions: Sequence[TorchRegion]) -> list[tuple[TorchRegion, str]]:
-    """Regions, and why they are left; "" for those that are replaced."""
+    """Replaces regions. Returns each of them, and why it was not replaced; "" if it was."""
     graph, new, verdicts = module.graph, dict[Node, Node](), list[tuple[TorchRegion, str]]()
     for region in regions:
         verdicts.append((region, _replace(graph, region, new)))
@@ -28,7 +28,7 @@ def replace(module: GraphModule, regions: Sequence[TorchRegion]) -> list[tuple[T
 
 
 def erase_unread(graph: Graph) -> None:
-    """Erases what was computed for nodes that are gone."""
+    """Erases nodes that only nodes read which are gone."""
     for node in reversed(graph.nodes):
         if not node.users and generated.is_fused(node) and not writes(node):
             graph.erase_node(node)
@@ -66,21 +66,21 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
     for node in reversed(region.nodes):
-        if not node.users:  # also what writes to what it alone reads
+        if not node.users:  # includes writes to tensors that only the region reads
             graph.erase_node(node)
     return ""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Layout that a program sees a tensor in: in groups, or with several dimensions as one, if `tensor` is, and with
-    dimensions in an order."""
+    """Layout in which a program sees a tensor: viewed in groups or with several dimensions as one, if `tensor` is, and
+    with its dimensions in an order."""
 
     tensor: torch.Tensor
     order: tuple[int, ...]
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
-        """The view of a tensor."""
+        """View of a tensor in this layout."""
         with torch.no_grad():
             t = t.view(self.tensor.shape) if self._is_viewed(t) else t
             return t.permute(*self.order) if [*self.order] != sorted(self.order) else t
@@ -90,17 +90,18 @@ class Arrangement:
         return self.of(self.tensor)
 
     def is_unknown(self, t: torch.Tensor, viewed: torch.Tensor) -> bool:
-        """True if no graph can have the view of a tensor, or the way back: to `viewed`, of several unknown extents."""
+        """True if a graph cannot express the view of a tensor, or the view back to `viewed`, as several extents are
+        unknown."""
         return self._is_viewed(t) and _known(viewed).count(-1) > 1
 
     def put(self, graph: Graph, node: Node) -> Node:
-        """The view of a node."""
+        """Node of the view of a node."""
         if self._is_viewed(told(node)):
             node = put(graph, torch.ops.aten.view.default, node, _known(self.tensor))
         return permuted(graph, node, self.order)
 
     def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
-        """A node that has the view as the tensor is that it is of."""
+        """Node of the view back: from a node in this layout to the shape of `like`."""
         node = _restored(graph, node, self.order)
         return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_viewed(like) else node
 
@@ -114,8 +115,8 @@ def _known(t: torch.Tensor) -> list[int]:
 
 
 def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Node, bool]:
-    """Node before which the operator fits, and True: behind all that it reads, before all who read what it makes, and
-    where modes are as they are for its nodes. Where none is, the node that is in the way, and False."""
+    """Node before which the operator fits, and True: after all that it reads, before all readers of its results, and
+    under the same modes as its nodes. If there is none, the node that prevents it, and False."""
     users = (user for node in region.outputs for user in node.users if user not in region.nodes)
     place = min(*users, region.nodes[-1].next)
     between = (node for node in graph.nodes if region.nodes[0] <= node < place)
@@ -124,12 +125,12 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
 
 
 def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
-    """A result with its dimensions where the tensor has them."""
+    """Result with its dimensions in the order of the original tensor."""
     back = [order.index(d) for d in range(len(order))]
     ones = [d for d, n in enumerate(back) if same(told(node).shape[n], 1)]
     if back == sorted(back) or not ones:
         return permuted(graph, node, back)
-    # So that dimensions of extent 1 get the strides that torch gives them.
+    # Dimensions of extent 1 thus get the strides that torch gives them.
     longer = [n for n in back if n not in {back[d] for d in ones}]
     node = put(graph, torch.ops.aten.squeeze.dims, node, [back[d] for d in ones])
     node = permuted(graph, node, [sorted(longer).index(n) for n in longer])
@@ -139,7 +140,8 @@ def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
 
 
 def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:
-    """True if a tensor lies as a new one does of its shape, or, if it is given, like another one of its shape."""
+    """True if a tensor has the strides of a new one of its shape; or, if `like` is given, those of a new tensor like
+    that."""
     new = made.new_empty(made.shape) if like is None else torch.empty_like(like)
     pairs = zip(made.shape, made.stride(), new.stride(), strict=True)
     return all(same(extent, 1) or same(a, b) for extent, a, b in pairs)

@@ -1,5 +1,5 @@
-"""Rotations of pairs of neighbouring columns that a graph computes one column of each pair at a time, written as what
-regions know: rows times cosines, and their turn times sines. Values stay the same, bit for bit.
+"""Rotations of neighbouring columns that a graph computes one column of each pair at a time, rewritten in the form that
+regions know: rows times cosines, plus pairs rotated by 90 degrees times sines. Values stay the same, bit for bit.
 
 Models write both columns into a new tensor, each as every second element of it (WAN), or stack them.
 """
@@ -34,12 +34,13 @@ from graphfuse.torch.regions.replace import erase_unread
 from graphfuse.torch.regions.turned import are_of_one_shape, of_pairs, stacked
 
 _MOST = 24
-"""Nodes at most that are looked at for a reduction of the rows that are rotated."""
+"""Nodes at most that are visited in search of a reduction of the rotated rows."""
 _aten = torch.ops.aten
 
 
 def with_turns(graph: Graph) -> None:
-    """Writes rotations behind reductions of their rows as sums of two products, where cosines and sines are smaller."""
+    """Rewrites rotations after reductions of their rows as sums of two products, if cosines and sines are smaller than
+    rows."""
     doubled = dict[object, Node]()
     for node in [*graph.nodes]:
         writes, viewed = _filling(node), is_op(node, "view")
@@ -56,8 +57,8 @@ def with_turns(graph: Graph) -> None:
 
 
 def _filling(node: Node) -> Sequence[Node]:
-    """Writes of columns of even numbers, and of odd ones, which fill a tensor that was made empty, before anybody reads
-    it; none for any other node."""
+    """Writes of the even-numbered and the odd-numbered columns, which fill an empty tensor before it is read; none for
+    any other node."""
     if called(node) not in ("empty_like", "new_empty", "empty") or value(node) is None:
         return ()
     writes = [user for user in node.users if user.target is operator.setitem and user.args[0] is node]
@@ -71,8 +72,8 @@ def _filling(node: Node) -> Sequence[Node]:
 
 @dataclass(frozen=True, eq=False)
 class _Rotation:
-    """A rotation: source * cos + its turn * sin, where cosines and sines have one column for each pair. wide: the type
-    in which the source is multiplied."""
+    """A rotation: source * cos + (source with pairs rotated by 90 degrees) * sin. cos and sin have one column for each
+    pair. wide: the type in which the source is multiplied."""
 
     source: Node
     wide: torch.dtype
@@ -80,8 +81,8 @@ class _Rotation:
     sin: Node
 
     def put(self, graph: Graph, node: Node, before: Node, doubled: dict[object, Node]) -> Node:
-        """The rotation, of the type of `node`. doubled: gets cosines and sines with a column for each of the source,
-        the first of all that are the same part of a tensor."""
+        """Node of the rotation, in the type of `node`. doubled: receives cosines and sines with a column for each of
+        the source, one node for all that are the same part of a tensor."""
         for angle in (self.cos, self.sin):
             if _part(angle) not in doubled:
                 with graph.inserting_before(angle.next):
@@ -96,7 +97,7 @@ class _Rotation:
 
 
 def _part(angle: Node) -> object:
-    """Key that parts of a tensor share that are the same; the node itself for any other."""
+    """Key that equal parts of a tensor share; for any other node the node itself."""
     is_part = is_op(angle, "slice", "view") is not None and not is_changed(angle)
     return (angle.target, str(angle.args), str(angle.kwargs)) if is_part else angle
 
@@ -111,7 +112,7 @@ def _cast(graph: Graph, node: Node, kind: torch.dtype) -> Node:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """A column of each pair of a source times angles. wide: the type in which they are multiplied."""
+    """One column of each pair of a source, times angles. wide: the type in which they are multiplied."""
 
     source: Node
     wide: torch.dtype
@@ -119,7 +120,8 @@ class _Product:
 
 
 def _rotation(even: Node, odd: Node) -> _Rotation | None:
-    """The rotation whose columns of even and odd numbers two nodes have: x cos - y sin, and x sin + y cos."""
+    """The rotation whose even-numbered and odd-numbered columns two nodes have: x cos - y sin, and x sin + y cos. None
+    if they have no such columns."""
     less, more = is_op(even, "sub"), is_op(odd, "add")
     if less is None or more is None or dtype(even) is not dtype(odd):
         return None
@@ -135,7 +137,7 @@ def _rotation(even: Node, odd: Node) -> _Rotation | None:
 
 
 def _product(node: object, number: int) -> _Product | None:
-    """The product of columns of this number of each pair."""
+    """Product of the columns with this number in each pair and angles; None for any other node."""
     found = is_op(node, "mul")
     for column, angle in operands(found) if found else ():
         of = of_pairs(exact(column))
@@ -145,7 +147,7 @@ def _product(node: object, number: int) -> _Product | None:
 
 
 def _is_small(cos: Node, sin: Node, source: Node) -> bool:
-    """True for angles of which each pair has one, and that fewer rows have."""
+    """True for angles that have one value for each pair, and fewer rows than the source."""
     pairs = value(source).shape[-1] // 2
     angles = [value(angle) for angle in (cos, sin)]
     return all(
@@ -154,6 +156,6 @@ def _is_small(cos: Node, sin: Node, source: Node) -> bool:
 
 
 def _is_behind_reduction(node: Node) -> bool:
-    """True if a node is computed from a reduction by operations for which kernels are written."""
+    """True if a node is computed from a reduction by operations that inductor generates kernels for."""
     found = reached([node], lambda one: one.all_input_nodes if generated.is_fused(one) else ())
     return any(map(generated.is_reduction, islice(found, _MOST)))

@@ -1,7 +1,7 @@
-"""Whether the parts that torch takes an operator apart into compute what it does.
+"""Comparison of an operator with the parts that torch decomposes it into: whether both compute the same.
 
-Torch takes apart for compilers what autograd is done with. So a part may divide by 0 where the operator's gradient does
-not, or give a gradient to another of two that are equal; some are less exact. Both are computed at points where
+torch decomposes operators for compilers after autograd. So a part may divide by 0 where the operator's gradient does
+not, or give a gradient to the other of two equal elements; some parts are less exact. Both are computed at points where
 functions have limits, once for all calls.
 """
 
@@ -21,24 +21,25 @@ from graphfuse.torch.analysis.aten_calls import Call, given
 from graphfuse.torch.analysis.meaning import several, tensors
 
 _POINTS = frozenset((0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, 200.0))
-"""Beside their negatives and the numbers that the operator is given: usual limits, and what overflows on the way."""
+"""Points for all comparisons, with their negatives and the numbers in the call: usual limits, and values that overflow
+on the way."""
 _MOST, _COLUMNS = 3, 2
-"""Tensors of the most dimensions, of which all combinations of points are looked at, and columns of their rows."""
+"""Most tensors of the highest rank for which all combinations of points are compared, and columns of their rows."""
 _OF_VALUES, _OF_GRADIENTS = {"rtol": 1e-5, "atol": 1e-12}, {"rtol": 1e-4, "atol": 1e-5}
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor in the place of one that a call is given."""
+    """Stands for a tensor among the arguments of a call."""
 
     rank: int
     has_gradient: bool
 
 
 def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
-    """True if the parts of a call make its results and gradients. graded: tensors that have a gradient. Without one,
-    True also where that cannot be looked at."""
-    if call.overload.namespace == "prims":  # whose part is what it is in aten
+    """True if the parts of a call make the same results and gradients. If that cannot be compared, True if no argument
+    has a gradient. graded: tensors that have a gradient."""
+    if call.overload.namespace == "prims":  # its part is the same operator in aten
         return True
 
     def described(value: object) -> object:
@@ -56,7 +57,7 @@ def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _are_same(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form: pytree.TreeSpec) -> bool | None:
-    """True if both make the same; None where they make nothing of such points."""
+    """True if both make the same; None if they cannot be computed at such points."""
     ranks = [v.rank for v in leaves if isinstance(v, _Tensor)]
     rank = max(ranks, default=0)
     numbers = {abs(float(v)) for v in leaves if isinstance(v, int | float)}
@@ -90,7 +91,7 @@ def _are_same(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form:
 
 
 def _gradients(made: torch.Tensor, read: list[torch.Tensor], is_number: torch.Tensor) -> list[torch.Tensor]:
-    """Gradients of what is read, where the result is a number."""
+    """Gradients of what is read, with respect to the elements of the result that are finite."""
     if not made.requires_grad:
         return [torch.zeros_like(t) for t in read]
     found = torch.autograd.grad(made, read, is_number.to(made.dtype), materialize_grads=True)
@@ -98,7 +99,8 @@ def _gradients(made: torch.Tensor, read: list[torch.Tensor], is_number: torch.Te
 
 
 class _Primitives(TorchFunctionMode):
-    """Context in which primitives of torch's references, which have no gradients, are what they are in aten."""
+    """Context in which the primitives of torch's references, which have no gradients, run as their operators in
+    aten."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return getattr(function, "impl_aten", function)(*args, **kwargs or {})

@@ -1,4 +1,4 @@
-"""Tensors of a graph as a program has them, and the extents that they have together."""
+"""Tensors of a graph as a program sees them, and the extents that they share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from graphfuse.torch.regions.program import RowExtents
 
 @dataclass(frozen=True, eq=False)
 class SeenTensor:
-    """A tensor as a program has it: its dimensions in the order of the program's axes, columns last.
+    """A tensor as a program sees it: its dimensions in the order of the program's axes, columns last.
 
-    tensor: with one dimension for the columns. axis: that of the program, of each of its dimensions. part: as of
+    tensor: with one dimension for the columns. axis: the program's axis of each of its dimensions. part: as in
     ``RowExtents``.
     """
 
@@ -29,17 +29,18 @@ class SeenTensor:
 
     @staticmethod
     def of(t: torch.Tensor, axes: Sequence[int], columns: ColumnAxes, part: int) -> SeenTensor | None:
-        """None where no view of the tensor has its columns as one dimension. columns: what becomes the last axis."""
+        """The tensor as a program sees it; None if no view of it has its columns as one dimension. columns: axes that
+        become the last."""
         found = columns.joined(t, axes)
         return None if found is None else SeenTensor(found[0], tuple(map(columns.place, found[1])), part)
 
     def moved(self, places: Mapping[int, int]) -> SeenTensor:
-        """The tensor with other axes in the place of some."""
+        """The tensor with some axes replaced. places: the new axes, by axis."""
         return replace(self, axis=tuple(places.get(axis, axis) for axis in self.axis))
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Numbers of dimensions in the tensor."""
+        """Dimensions of the tensor, in the order of the axes."""
         return tuple(sorted(range(len(self.axis)), key=self.axis.__getitem__))
 
     axes = cached_property(lambda self: tuple(self.axis[d] for d in self.order))
@@ -57,7 +58,7 @@ class SeenTensor:
         return True
 
     def places(self) -> dict[int, int]:
-        """Axes as which rows lie one after the other, where there are such: by the number that each has."""
+        """New axes, by axis, with which rows lie one after the other; empty if there are none."""
         *rows, _ = self.axes
         stride = dict(zip(self.axes, self.stride, strict=True))
         found = dict(zip(sorted(rows, key=lambda axis: -hint(stride[axis])), rows, strict=True))
@@ -69,7 +70,7 @@ class SeenTensor:
 
 
 class SharedExtents:
-    """The extents of rows that tensors have, and of parts of these, by axis counted from the last. is_one: whether all
+    """Extents of rows, and of parts of rows, that tensors share, by axis counted from the last. is_one: whether all
     tensors that are read have the same."""
 
     def __init__(self, read: Collection[SeenTensor], made: Sequence[SeenTensor], parts: Groups | None):
@@ -84,7 +85,7 @@ class SharedExtents:
                 self.is_one &= same(self._known.setdefault(key, n), n)
 
     def said(self, seen: SeenTensor) -> tuple[str, str, int]:
-        """Axes, type and part of a tensor, as inputs and outputs have them."""
+        """Axes, type and part of a tensor, as inputs and outputs of a program have them."""
         return self.pattern(seen), from_foreign(seen.tensor.dtype).name, seen.part
 
     def is_whole(self, seen: SeenTensor) -> bool:
@@ -92,7 +93,7 @@ class SharedExtents:
 
     @staticmethod
     def _key(seen: SeenTensor, axis: int) -> tuple[int, bool]:
-        """Axis of rows, and False; one of those that take the place of their last, and True."""
+        """Key of an axis: its number, and True if it is one of the two that replace the last axis of rows."""
         if not seen.part:
             return axis, False
         return (axis, True) if axis >= -2 else (axis + 1, False)

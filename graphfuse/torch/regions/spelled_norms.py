@@ -1,6 +1,6 @@
-"""Norms that a program spells in steps, as the ops that they are.
+"""Recognition of norms that a program computes in steps: they become the ops that they are.
 
-The kernel of the forward is the same. Its gradient becomes that of the op, which is a closed formula.
+The kernel of the forward stays the same. Its gradient becomes that of the op, which has a closed formula.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _INFERENCE = {"norm_forward_phase": "INFERENCE"}
 
 
 def with_norms(program: Program, columns: int | None, trains: bool = False) -> Program:
-    """A program that computes the same. columns: of its rows; None where their extent varies. trains: whether its
+    """Equivalent program with norms as ops. columns: of its rows; None if their extent varies. trains: whether its
     results have gradients."""
     steps = _distinct(program)
-    # Of rows that lie apart in memory, an op's gradients have no kernel: sums over these rows are one of their own.
+    # No kernel makes an op's gradients of strided rows: sums over these rows are a separate kernel.
     for number in range(0 if program.follows and trains else len(steps.program.steps)):
         found = steps.norm(number, columns) or steps.scaled(number)
         if found is not None:
@@ -32,7 +32,7 @@ def with_norms(program: Program, columns: int | None, trains: bool = False) -> P
 
 
 def _distinct(program: Program) -> _Steps:
-    """A program in which readers of equal steps read the first of them."""
+    """Program in which readers of equal steps read the first of them."""
     first: dict[str, Source] = {}
     new: dict[Source, Source] = {}
     steps = []
@@ -57,7 +57,7 @@ class _Steps:
         self._vectors = {one.name for one in program.inputs if one.extents.is_vector}
 
     def norm(self, number: int, columns: int | None) -> ProgramStep | None:
-        """The norm that a step ends, before any weight."""
+        """The norm, before any weight, whose last step is the given one; None if there is none."""
         step = self.program.steps[number]
         columns = step.part or columns
         for x, variance in self._normalized(step):
@@ -73,7 +73,8 @@ class _Steps:
         return None
 
     def scaled(self, number: int) -> ProgramStep | None:
-        """A norm with the weight or the bias of its columns, which a step applies before anything is rounded."""
+        """The norm with a weight or a bias for its columns, if a step applies that before anything is rounded; None
+        otherwise."""
         step = self.program.steps[number]
         port = {"mul": "scale", "add": "bias"}.get(step.op)
         for norm, vector in self._pairs(step) if port else ():
@@ -87,7 +88,7 @@ class _Steps:
         return None
 
     def _normalized(self, step: ProgramStep) -> Iterator[tuple[Source, Source]]:
-        """x and v of a step that is x / sqrt(v)."""
+        """x and v of a step that computes x / sqrt(v)."""
         if step.op == "div":
             root = self._step(step.inputs["b"], "sqrt")
             if root is not None:
@@ -104,7 +105,7 @@ class _Steps:
                 yield x, root.inputs["input"]
 
     def _mean(self, source: Source, columns: int | None) -> Source | None:
-        """Source of which another is the mean over columns."""
+        """Source of a mean over columns; None if the given source is no such mean."""
         mean = self._step(source, "reduction", "mul", "div")
         if mean is None:
             return None
@@ -120,19 +121,19 @@ class _Steps:
         return None
 
     def _square(self, source: Source) -> Source | None:
-        """Source of which another is the square."""
+        """Source of a square; None if the given source is no square."""
         for a, b in self._operands(source, "mul"):
             return self._exact(a) if self._exact(a) == self._exact(b) and isinstance(a, str) else None
         return None
 
     def _centred(self, source: Source, columns: int | None) -> Source | None:
-        """The x of a source that is x less its mean."""
+        """x of a source that is x less its mean; None for any other source."""
         apart = self._step(source, "sub")
         of = None if apart is None else self._mean(apart.inputs["b"], columns)
         return self._exact(of) if of is not None and self._exact(of) == self._exact(apart.inputs["a"]) else None
 
     def _is_own(self, number: int, x: Source) -> bool:
-        """True if nobody else reads what a step is made of on its way from x."""
+        """True if nothing else reads the steps between x and a step."""
 
         def read(source: Source) -> Iterable[Source]:
             step = self._made_by(source)
@@ -142,14 +143,14 @@ class _Steps:
         return all(self._readers[f"@{n}"] <= between for n in between - {number})
 
     def rounds(self, number: int) -> bool:
-        """True if a step alone reads what another makes, which is not rounded before and whose gradients do not read
-        it."""
+        """True if a step may round the result of the one before it, of which it is the only reader: that is not rounded
+        yet, and its gradient does not read its result."""
         source = self._exact(self.program.steps[number].inputs["input"])
         made = self._step(source, "rmsnorm", "layernorm", "add", "sub", "mul")
         return made is not None and self.is_number(source) and self._readers[source] == {number}
 
     def is_number(self, source: Source) -> bool:
-        """True if a source is no truth value."""
+        """True if a source is not boolean."""
         step = self._made_by(source)
         return step.op not in TO_BOOL if step else source not in self._truths
 
@@ -162,18 +163,18 @@ class _Steps:
         return OPS[step.op].pointwise and bool(read) and all(map(self._is_vector, read))
 
     def _exact(self, source: Source) -> Source:
-        """The source that has a value as it was before steps that round nothing."""
+        """The source whose value a source has, before steps that round nothing."""
         while (step := self._made_by(source)) and _is_exact(step):
             source = step.inputs["input"]
         return source
 
     def _made_by(self, source: Source) -> ProgramStep | None:
-        """The step that makes a source; None for an input or a number."""
+        """Step that makes a source; None for an input or a number."""
         number = number_of(source)
         return None if number is None else self.program.steps[number]
 
     def _step(self, source: Source, *ops: str) -> ProgramStep | None:
-        """The step that a source is made by, if it is one of these ops and rounds nothing."""
+        """Step that makes a source, if it is one of these ops and rounds nothing; None otherwise."""
         step = self._made_by(self._exact(source))
         return step if step and step.op in ops and not step.dtype else None
 
@@ -183,14 +184,14 @@ class _Steps:
 
     @staticmethod
     def _pairs(step: ProgramStep) -> Iterator[tuple[Source, Source]]:
-        """Operands of a step of two, in both orders."""
+        """Operands of a binary step, in both orders."""
         a, b = step.inputs.values()
         return iter(((a, b), (b, a)))
 
 
 def _without_identities(steps: _Steps) -> Program:
-    """A program in which what a step alone reads, and only rounds, is made rounded, and values are read where they are
-    made."""
+    """Program without steps that pass on a value, or round what only they read: the step before them makes it
+    rounded."""
     made, new = [*steps.program.steps], dict[Source, Source]()
     for number, step in enumerate(made):
         made[number] = step = step.reading(new)
@@ -203,7 +204,7 @@ def _without_identities(steps: _Steps) -> Program:
 
 
 def _is_exact(step: ProgramStep) -> bool:
-    """True if a step passes on what it is given."""
+    """True if a step returns its input unchanged."""
     return step.op == "identity" and not step.dtype
 
 

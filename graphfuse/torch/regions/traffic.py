@@ -11,8 +11,8 @@ from graphfuse.torch.analysis.meaning import hint, tensors, told
 
 
 def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:
-    """Bytes that nodes move as one kernel, and as one each: in words, for an element of the largest tensor that they
-    read."""
+    """Bytes that nodes move as one kernel, and as one kernel each, in words, for an element of the largest tensor that
+    they read."""
     together = sum(map(_bytes, (*inputs, *outputs)))
     apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
     elements = max(1, *(sum(hint(t.numel()) for t in tensors(told(node))) for node in inputs))

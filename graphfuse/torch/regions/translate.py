@@ -1,4 +1,4 @@
-"""From the nodes of an FX graph to steps of op graphs: what each calls of aten, drawn call by call."""
+"""Translation of the nodes of an FX graph to steps of op graphs, by the calls of aten that each makes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ _DECLINED = "no kernel takes it with what stands around"
 
 
 class TranslatedGraph:
-    """All of a graph that translates. values: by node, its tensor or tensors. steps: in order. why: for nodes that do
-    not translate. declined: for others that no region has. node_of: the node that has a tensor.
-    unread: nodes that nobody reads, and which are left as they are. in_memory: nodes that translate, and readers that
-    read what they have made.
+    """Steps of all nodes of a graph that can be translated.
 
-    columns: those of rows. reduced: the columns that a node reduces.
-    groups: parts of rows that are rows; inside: nodes that have them as a dimension. All others are translated as if
-    they had it. Where rows remain rows, `of_rows`, they are translated as they are: nodes inside have the parts' number
-    along axis -1, which is that of the columns elsewhere, and columns of parts along axis 0.
+    values: by node, its value or values. steps: in order. why: by node that cannot be translated, the reason. declined:
+    by other nodes that are in no region, the reason. node_of: the node of a tensor. unread: nodes that are not read,
+    and stay as they are. in_memory: nodes that are translated, with readers that read their results from memory.
+    reduced: the columns that a node reduces.
+
+    columns: those of rows. groups: parts of rows that are treated as rows. inside: nodes that have groups as a
+    dimension; all others are translated as if they had it. of_rows: rows stay rows, and nodes are translated as they
+    are. Then nodes inside have the number of parts along axis -1, which elsewhere is that of the columns, and the
+    columns of parts along axis 0.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class TranslatedGraph:
         self.in_memory: set[tuple[Node, Node]] = set()
 
     def recorded(self, node: Node, reader: Node | None = None) -> object:
-        """Tensor or tensors that a node has; None for one that rows of groups do not have. reader: a node, which reads
-        it as it is if it has groups itself."""
+        """Tensor or tensors that were recorded for a node, viewed as groups if nodes are; None for one that cannot be.
+        reader: a node, which reads the tensor as it is if it has groups itself."""
         made = told(node)
         if self._groups is None or not self.parts and (node in self._inside or reader in self._inside):
             return made
@@ -85,19 +87,19 @@ class TranslatedGraph:
         return self._of_groups[node]
 
     def why_left(self, node: Node) -> str:
-        """Why no region has a node; "" for one that nobody reads."""
+        """Reason why no region has a node; "" for a node that is not read."""
         return self.declined.get(node, _DECLINED) if node in self.values else self.why.get(node, "")
 
     def columns(self, part: int = 0) -> ColumnAxes:
-        """Columns of rows; of parts of rows, if what is asked about has such."""
+        """Columns of rows; of parts of rows if `part` is not 0."""
         return PARTS if part else self._columns
 
     def part(self, node: Node) -> int:
-        """Columns of a part of a row, which nodes have that are computed of these; 0 for other nodes."""
+        """Columns of the parts of rows that a node computes with; 0 for rows."""
         return self.parts.columns if self.parts and node in self._inside else 0
 
     def undivided(self, value: Value) -> Value:
-        """A value as a program reads it: a view of whole rows as parts is these rows."""
+        """Value as a program reads it: whole rows instead of their view as parts."""
         node = self._undivided.get(value.tensor)
         if node is None:
             return value
@@ -106,13 +108,13 @@ class TranslatedGraph:
         return Value(t)
 
     def part_read(self, node: Node, value: Value) -> int:
-        """Columns of a part, where a program reads the value of a node with parts of rows; 0 where it does not."""
+        """Columns of the parts in which a program reads the value of a node; 0 for rows."""
         if value.step is not None or self.parts is None:
             return self.part(node)
         return self.parts.columns if value.aligned()[-1:] == (0,) else 0
 
     def _regrouped(self, node: Node) -> bool:
-        """Adds a view of rows as groups, or back, which is the same here but for the axes of parts."""
+        """True if a view of rows as groups, or back, was added. It changes nothing here but the axes of parts."""
         of, made = self.values.get(node.args[0]), self.recorded(node)
         if not isinstance(of, Value) or of.step is None:
             self.values[node] = self._read(made, node)
@@ -121,7 +123,7 @@ class TranslatedGraph:
                 self._undivided[made] = node.args[0]
         elif self.parts is None and len(of.aligned()) == made.dim():
             self.values[node] = replace(of, tensor=made)
-        elif self.parts is None:  # of what is one a row
+        elif self.parts is None:  # the value is one a row
             self.why[node] = "a view that moves elements"
             return False
         elif of.once is not None:
@@ -133,11 +135,11 @@ class TranslatedGraph:
         return True
 
     def _read(self, t: torch.Tensor, reader: Node) -> Value:
-        """The value of a tensor that no step makes."""
+        """Value of a tensor that no step makes."""
         return Value(t, axes=tuple(range(1 - t.dim(), 1)) if self.part(reader) else None)
 
     def add(self, node: Node) -> bool:
-        """True if a node translates; what it is made of has been added before."""
+        """True if a node is translated. The nodes that it reads have been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
             return self._regrouped(node)
         if (self._groups is None or self.part(node)) and (whole := turned_within(node)) is not None:
@@ -149,7 +151,8 @@ class TranslatedGraph:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
-        # What is computed beside the rows, and what others read as well, no kernel has that has rows.
+        # Tensors that are smaller than the rows and have several readers are read from memory: no kernel of rows makes
+        # them.
         kept = (t for t in node.all_input_nodes if len(t.users) > 1 and self._is_beside(t, node))
         self.in_memory |= {(t, node) for t in kept}
         known = {aliases[t]: v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
@@ -165,13 +168,13 @@ class TranslatedGraph:
             # Whole rows have other columns than their groups.
             if of_whole_rows and not all(OPS[step.op].pointwise for step in self.steps[before:]):
                 raise Untranslated("it computes with whole rows, where others compute with parts of them")
-            if isinstance(value, Value) and value.step is None:  # a view of what is read
+            if isinstance(value, Value) and value.step is None:  # a view of an input
                 self.node_of[value.tensor] = node
             self.values[node] = value
         except Untranslated as error:
             del self.steps[before:]
             beside = {(t, node) for t in node.all_input_nodes if self._is_beside(t, node)} - self.in_memory
-            if isinstance(error, AlongAnother) and beside:  # whose axes the reader decides, as of what it is given
+            if isinstance(error, AlongAnother) and beside:  # in memory, their axes are decided by the reader
                 self.in_memory |= beside
                 return self.add(node)
             self.why[node] = str(error)
@@ -179,7 +182,7 @@ class TranslatedGraph:
         return True
 
     def _is_beside(self, t: Node, reader: Node) -> bool:
-        """True for what is computed beside the rows, of several dimensions."""
+        """True for a tensor of several dimensions that pointwise steps make, and that is smaller than the rows."""
         found, made = self.values.get(t), value_of(reader)
         if self._groups is not None or made is None or not isinstance(found, Value):
             return False
@@ -187,7 +190,7 @@ class TranslatedGraph:
         return is_small and found.step is not None and all(OPS[one.op].pointwise for one in found.step.upstream())
 
     def _mixes(self, node: Node) -> bool:
-        """True if a node computes with groups and with what was computed of whole rows."""
+        """True if a node computes with groups and with what was computed from whole rows."""
         outside = (self.values.get(t) for t in node.all_input_nodes if t not in self._inside)
         return node in self._inside and any(isinstance(v, Value) and v.step is not None for v in outside)
 
@@ -204,8 +207,8 @@ class TranslatedGraph:
                 yield t, one if one is not None else self._read(t, reader)
 
     def _check_leaves(self, node: Node, steps: Sequence[OwnedStep]) -> None:
-        """Untranslated where steps read a tensor that is no node's, some columns of rows of several dimensions, or
-        beside parts of rows one of fewer dimensions."""
+        """Raises Untranslated if steps read a tensor of no node, a part of the columns of rows along several
+        dimensions, or, with parts of rows, a tensor of fewer dimensions."""
         values = [v for step in steps for v in step.read]
         for v in values:
             shape, extents = tuple(v.shape), self._columns.extents
@@ -222,8 +225,8 @@ class TranslatedGraph:
             raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
 
     def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
-        """Draws a call. What no op computes is drawn as torch takes it apart. graded: tensors that have gradients.
-        within: what was taken apart for it."""
+        """Translates a call. A call that no op computes is translated by torch's decomposition. graded: tensors that
+        have gradients. within: operators that are being decomposed."""
         read = tensors(call.arguments)
         if not graded.isdisjoint(read):
             graded.update(tensors(call.results))
@@ -245,25 +248,25 @@ class TranslatedGraph:
 
 
 def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[torch.Tensor, object]) -> bool:
-    """True if torch rounds a tensor without dimensions to the type of the others, which the call's parts do not."""
+    """True if torch rounds a tensor without dimensions to the type of the others, and the call's parts do not."""
     dtype = call.results[0].dtype
     alone = (t for t in read if not t.dim() and not isinstance(known.get(t), int | float))
     return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
 
 
 def _read(node: Node) -> Container[int]:
-    """The numbers of a node's results that somebody reads."""
+    """Numbers of those results of a node that are read."""
     users = [user for user in node.users if user.target is not operator.getitem or user.users]
     parts = [user.args[1] if user.target is operator.getitem else None for user in users]
     return range(sys.maxsize) if None in parts else parts
 
 
 def _like(made: object, known: Known, read: Container[int]) -> object:
-    """Values of what a node returns; None for one of several that nobody reads."""
+    """Values of the result of a node; None for one of several results that is not read."""
     if isinstance(made, torch.Tensor):
         if not isinstance(known.get(made), Value):
             raise Untranslated(f"no op makes its result of {made.dtype}")
-        if known[made].tensor.dim() != made.dim():  # torch 2.10 has another for lengths of one element
+        if known[made].tensor.dim() != made.dim():  # torch 2.10 returns another rank for vector norms of one element
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
         return known[made]
     if isinstance(made, list | tuple):

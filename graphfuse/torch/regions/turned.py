@@ -1,4 +1,4 @@
-"""Pairs of a row's columns that are turned by a right angle, as models write it: (-second half, first half), or, of
+"""Rotations of column pairs by 90 degrees (turns), as models write them: (-second half, first half), or, for
 neighbours, (-second, first) of each two."""
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch.fx import Node
 from graphfuse.torch.analysis.meaning import arguments, called, end_of, is_last, is_op, joined, same, value
 
 _WITHIN = frozenset({"stack", "unbind", "select", "getitem"})
-"""Names of what stands in a turn, beside slices, views and negations."""
+"""Names of operations within a turn, in addition to slices, views and negations."""
 _DEEPEST = 5
-"""Nodes at most between one of a turn and the turn."""
+"""Nodes at most between an operation within a turn and the result of the turn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A turn. source: what is turned. inner: the nodes between, which nobody else reads. interleaved: whether pairs are
-    neighbours."""
+    """A rotation of pairs by 90 degrees. source: the tensor that is rotated. inner: the nodes in between, which nothing
+    else reads. interleaved: whether pairs are neighbours."""
 
     source: Node
     inner: frozenset[Node]
@@ -27,7 +27,7 @@ class Turn:
 
 
 def turned(node: object) -> Turn | None:
-    """The turn that a node is the result of."""
+    """The turn whose result a node is; None for any other node."""
     found = _turn(joined(node), _half)
     if found is None and (viewed := is_op(node, "view")):
         found = _turn(stacked(viewed.args[0]), of_pairs, viewed.args[0])
@@ -39,7 +39,7 @@ def turned(node: object) -> Turn | None:
 
 
 def turned_within(node: Node) -> Node | None:
-    """Source of a turn that a node is a part of."""
+    """Source of the turn that a node is within; None if it is in none."""
     ends, seen = [node], set[Node]()
     for _ in range(_DEEPEST + 1):
         ends = [user for end in ends if _is_within(end) for user in end.users if user not in seen]
@@ -55,8 +55,8 @@ def _is_within(node: Node) -> bool:
 
 
 def _turn(parts: Sequence[Node], taken: Callable[[object], OfPairs | None], *viewed: Node) -> Turn | None:
-    """The turn whose parts stand in a row. taken: tells which column of each pair a node has. viewed: what has parts
-    side by side."""
+    """The turn with these parts side by side; None if they are none. taken: finds the column of each pair that a node
+    has. viewed: the node that stacks the parts."""
     negated = is_op(parts[0], "neg") if len(parts) == 2 else None
     second, first = (taken(negated.get(0, "input")), taken(parts[1])) if negated else (None, None)
     if not second or not first or second.source is not first.source or (second.number, first.number) != (1, 0):
@@ -70,7 +70,7 @@ def are_of_one_shape(a: Node, b: Node) -> bool:
 
 
 def stacked(node: object) -> tuple[Node, ...]:
-    """Tensors that a node has side by side, along a new last dimension; none where it has no such."""
+    """Tensors that a node stacks along a new last dimension; none for any other node."""
     if not isinstance(node, Node) or called(node) != "stack":
         return ()
     given = arguments(node, "tensors", "dim")
@@ -79,7 +79,7 @@ def stacked(node: object) -> tuple[Node, ...]:
 
 @dataclass(frozen=True, eq=False)
 class OfPairs:
-    """One column of each pair. source: the rows. number: 0 or 1. nodes: those that take it."""
+    """One column of each pair. source: the rows. number: 0 or 1. nodes: the nodes that select it."""
 
     source: Node
     number: int
@@ -87,8 +87,8 @@ class OfPairs:
 
 
 def of_pairs(node: object) -> OfPairs | None:
-    """Columns of pairs of neighbours that a node has: every second one of a source. Or one of two, where a view has
-    pairs as a dimension."""
+    """The column of neighbouring pairs that a node selects: every second one of a source, or one of two along the
+    dimension of pairs in a view. None for any other node."""
     found = end_of(node)
     if found is not None and isinstance(value(found[0]).shape[-1], int):
         source, taken = found
@@ -105,7 +105,8 @@ def of_pairs(node: object) -> OfPairs | None:
 
 
 def _of_last(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
-    """The tensor of which a node has one of two elements along the last dimension, its number, and nodes on the way."""
+    """Tensor of which a node selects one of two elements along the last dimension, the element's number, and the nodes
+    in between; None for any other node."""
     if not isinstance(node, Node) or called(node) not in ("getitem", "select"):
         return None
     pairs, way = node.args[0], ()
@@ -122,7 +123,7 @@ def _of_last(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
 
 
 def _half(node: object) -> OfPairs | None:
-    """Half of a source that a node is, along the last dimension, of pairs of columns that are as far apart."""
+    """The half of a source along the last dimension that a node selects. A pair has one column in each half."""
     found = end_of(node)
     if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None

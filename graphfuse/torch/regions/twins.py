@@ -1,4 +1,5 @@
-"""Two regions of one program that read a tensor together, as queries and keys do that are rotated: one operator."""
+"""Joining of two regions of one program that read a tensor together, such as rotated queries and keys, into one
+operator."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from graphfuse.torch.regions.traffic import traffic
 
 
 def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]) -> list[TorchRegion]:
-    """Regions, of which two are one, in the place of the first, where both are rotations that read a tensor together.
-    left: first outputs of those that are not replaced."""
+    """Regions, with two rotations that read a tensor together joined into one, in the place of the first. left: first
+    outputs of regions that are not replaced."""
     found, waiting = list[TorchRegion](), dict[tuple[object, ...], int]()
     for region in regions:
         key = _read_together(region) if region.outputs[0] not in left else ()
@@ -33,7 +34,8 @@ def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]
 
 
 def _read_together(region: TorchRegion) -> tuple[object, ...]:
-    """The program, and the nodes that another region of it may read as well; () for a region that is none of two."""
+    """Key that two regions share if they can be joined: the program, and the nodes that both read. () if a region
+    cannot be joined."""
     program = region.program
     if program.follows or len(program.inputs[0].axes) < 3 or not _is_joinable(program):
         return ()
@@ -45,7 +47,8 @@ def _read_together(region: TorchRegion) -> tuple[object, ...]:
 
 
 def _is_joinable(program: Program) -> bool:
-    """True for a rotation, of which all that is made has the rows, and norms can do without what varies along them."""
+    """True for a rotation whose outputs all have the shape of the rows, and whose norms can be computed without a
+    scale."""
     norms = (step for step in program.steps if step.op in ("layernorm", "rmsnorm"))
     graphs = RegionGraphs.of(program.text)
     return (
@@ -58,7 +61,7 @@ def _is_joinable(program: Program) -> bool:
 
 
 def _joined(graph: Graph, one: TorchRegion, other: TorchRegion) -> TorchRegion | None:
-    """Both as one region; None where it has no place in the graph."""
+    """Both as one region; None if that has no place in the graph."""
     a, b = ([region.tensors[0].shape[d] for d in region.orders[0]] for region in (one, other))
     *rows, heads, columns = a
     is_alike = all(map(same, (*rows, columns), (*b[:-2], b[-1]))) and isinstance(heads, int) and isinstance(b[-2], int)
