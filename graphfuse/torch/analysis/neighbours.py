@@ -144,7 +144,7 @@ class TakenNodes:
 
     @cached_property
     def _depends(self) -> dict[Node, int]:
-        """How nodes depend on the results of the operator, up to its last reader."""
+        """Dependence of nodes on the results of the operator, up to its last reader."""
         readers = [user for t in (*self.made, *self.read) for user, _ in self._readers(t)]
         found, first, last = dict.fromkeys(self.made, _BESIDE), min(self.made), max((*readers, *self.made))
         for node in (node for node in first.graph.nodes if first <= node <= last):

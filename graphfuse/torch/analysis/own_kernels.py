@@ -1,4 +1,4 @@
-"""Functions for which torch has kernels of its own, written in operations that programs have."""
+"""Functions for which torch has separate kernels, written in operations that programs have."""
 
 from __future__ import annotations
 

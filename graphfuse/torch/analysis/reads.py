@@ -33,7 +33,7 @@ def is_plain(value: object) -> bool:
 
 
 def watched(reads: Iterable[Read]) -> Callable[[torch.nn.Module], bool]:
-    """Function that tells whether a module, and the world, still have what was read, in the order of the reads.
+    """Function that returns whether a module, and the world, still have what was read, in the order of the reads.
 
     It looks up names of Python modules as the function that read them does: it has the same globals.
     """

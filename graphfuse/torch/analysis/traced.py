@@ -2,7 +2,7 @@
 depends on.
 
 A module's forward is run by the `interpreter`, on tensors of one type and shape on the CPU. `Tensors` defines what it
-may ask of a tensor, and declines the rest.
+may read of a tensor, and declines the rest.
 """
 
 import inspect
