@@ -25,7 +25,7 @@ from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
-from graphfuse.torch.regions.seen import SeenTensor, SharedExtents
+from graphfuse.torch.regions.program_tensors import ProgramTensor, SharedExtents
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -342,22 +342,22 @@ class _Assembled:
         if not made or not read:
             return None
 
-        def seen_as(t: torch.Tensor, axes: Sequence[int], part: int) -> SeenTensor | None:
-            return SeenTensor.of(t, axes, translation.columns(part), part)
+        def program_tensor(t: torch.Tensor, axes: Sequence[int], part: int) -> ProgramTensor | None:
+            return ProgramTensor.of(t, axes, translation.columns(part), part)
 
         part, along = translation.part, translation.columns()
-        results = [seen_as(translation.recorded(n), translation.values[n].axes, part(n)) for n in made.values()]
-        tensors = {key: seen_as(v.tensor, key[1], translation.part_read(key[0], v)) for key, v in read.items()}
+        results = [program_tensor(translation.recorded(n), translation.values[n].axes, part(n)) for n in made.values()]
+        tensors = {key: program_tensor(v.tensor, key[1], translation.part_read(key[0], v)) for key, v in read.items()}
         if None in results or None in tensors.values():
             translation.declined |= {step.owner: f"tensors of its rows {APART}" for step in steps}
             return None
-        largest = max(results, key=lambda seen: len(seen.axes))
+        largest = max(results, key=lambda one: len(one.axes))
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()
-        results = [seen.moved(places) for seen in results]
-        tensors = {key: seen.moved(places) for key, seen in tensors.items()}
+        results = [one.moved(places) for one in results]
+        tensors = {key: one.moved(places) for key, one in tensors.items()}
         extents = SharedExtents(tensors.values(), results, translation.parts)
-        whole = {key for key, seen in tensors.items() if extents.is_whole(seen)}
-        spread = [seen for seen in results if extents.is_whole(seen) and not seen.is_packed]
+        whole = {key for key, one in tensors.items() if extents.is_whole(one)}
+        spread = [one for one in results if extents.is_whole(one) and not one.is_packed]
         order = sorted(read, key=lambda key: (key not in whole, not all(map(tensors[key].lies_as, spread))))
         names = {key: f"in{n}" for n, key in enumerate(order)}
 
@@ -367,7 +367,7 @@ class _Assembled:
             return f"@{numbers[value.step]}" if isinstance(value, Value) else value
 
         program = Program(
-            tuple(RegionInput(names[key], *extents.said(tensors[key])) for key in order),
+            tuple(RegionInput(names[key], *extents.fields(tensors[key])) for key in order),
             tuple(
                 ProgramStep(
                     s.op,
@@ -378,18 +378,18 @@ class _Assembled:
                 )
                 for s in steps
             ),
-            tuple(Result(numbers[step], *extents.said(seen)) for step, seen in zip(made, results, strict=True)),
+            tuple(Result(numbers[step], *extents.fields(one)) for step, one in zip(made, results, strict=True)),
             follows=bool(spread),
         )
-        seen = [tensors[key] for key in order]
-        dims = tuple(map(extents.padded, seen))
+        read_tensors = [tensors[key] for key in order]
+        dims = tuple(map(extents.padded, read_tensors))
         strides = tuple(
             (*map(hint, one.stride),) if key in whole else packed_stride(dim)
-            for key, one, dim in zip(order, seen, dims, strict=True)
+            for key, one, dim in zip(order, read_tensors, dims, strict=True)
         )
         is_split = any(one.extents.is_split for one in (*program.inputs, *program.outputs))
         is_split |= any(one.part and one.axes.startswith("-") for one in (*program.inputs, *program.outputs))
-        columns = seen[0].shape[-1] if seen[0].shape else 1
+        columns = read_tensors[0].shape[-1] if read_tensors[0].shape else 1
         region: TorchRegion | str = ""
         if not extents.is_one or is_split:
             region = "tensors that it computes with have no rows in common"
@@ -405,9 +405,9 @@ class _Assembled:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             trains = any(getattr(told(node), "requires_grad", False) for node in outputs)
             spelled = with_norms(program, columns if isinstance(columns, int) else None, trains)
-            orders = tuple(one.order for one in (*seen, *results))
+            orders = tuple(one.order for one in (*read_tensors, *results))
             moved = traffic(own, inputs, outputs)
-            held = tuple(one.tensor for one in (*seen, *results))
+            held = tuple(one.tensor for one in (*read_tensors, *results))
             reductions = tuple(filter(generated.is_reduction, own))
             region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, along)
         device = next(iter(read.values())).tensor.device
