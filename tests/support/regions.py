@@ -2,7 +2,7 @@
 
 import torch
 
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from support.traces import recorded
 
@@ -27,7 +27,7 @@ def rows(dtype=HALF, seed=0, shape=(T, C)):
 def found(function, *tensors, how="dynamo"):
     """The graph with regions in it, what it is called with, and the regions' verdicts."""
     module, given = recorded(function, tensors, how)
-    verdicts, _ = judged.replace_in(module, False)
+    verdicts, _ = selection.replace_in(module, False)
     return module, given, verdicts
 
 

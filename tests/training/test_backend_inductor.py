@@ -18,7 +18,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch import inductor_pass
 from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.regions.judged import ELSEWHERE
+from graphfuse.torch.regions.selection import ELSEWHERE
 from support.compiled import EPS, HIDDEN, became, rows
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -127,7 +127,7 @@ def test_cases_next_to_it_count():
     for n, found in ((1024, [4096]), (4097, [4096, 32768]), (32769, [32768]), (16, []), (0, [])):
         assert [case.rows for case in cost._nearest(cost.LAYER, n, 1024)] == found
     assert [(c.rows, c.columns) for c in cost._nearest(cost.RMS_BACKWARD, 16384, 5120)] == [(8192, 5120), (32768, 4096)]
-    assert math.isinf(cost._apart(0, 1))
+    assert math.isinf(cost._distance(0, 1))
 
 
 # Inductor

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.regions import choose
-from graphfuse.torch.regions import judged as regions
+from graphfuse.torch.regions import selection as regions
 from support.traces import ABOVE, BELOW, recorded
 
 pytestmark = [pytest.mark.usefixtures("as_on_a_gpu"), pytest.mark.torch]
@@ -188,7 +188,7 @@ def crossings(function, rows=T):
     """Bytes that are moved once more by each region that a graph might have, forward and backward."""
     graph, _ = recorded(function, given(rows, gradients=True), "dynamo")
     found = choose.find(graph.graph, dict.fromkeys(graph.graph.nodes, 0))
-    return [[(c.moved, c.moved_back) for c in regions.taken(region).crossings] for region in found]
+    return [[(c.moved, c.moved_back) for c in regions.replaced_nodes(region).crossings] for region in found]
 
 
 @pytest.mark.parametrize(

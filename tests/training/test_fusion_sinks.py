@@ -6,7 +6,7 @@ from torch.nn.functional import dropout, softmax
 
 from graphfuse.torch import compile_report
 from graphfuse.torch.compile_backend.compiled import replace_in
-from graphfuse.torch.regions.judged import ELSEWHERE
+from graphfuse.torch.regions.selection import ELSEWHERE
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

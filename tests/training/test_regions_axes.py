@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from support.traces import as_tuple
 
 pytestmark = pytest.mark.torch
@@ -47,7 +47,7 @@ def compiled(function, declines=False, **options):
     found = []
 
     def backend(module, inputs):
-        verdicts, _ = judged.replace_in(module, declines)
+        verdicts, _ = selection.replace_in(module, declines)
         found.extend(verdicts)
         return module.forward
 
@@ -122,7 +122,7 @@ def test_few_elements_of_rows_that_lie_apart_are_left(monkeypatch):
         function(*given(gradients=gradients))
         why = f"its rows are not along the last dimension; accepted: tensors of {least} MiB or more, or a softmax"
         assert [told for _, told in found] == [why]
-    monkeypatch.setattr(judged, "_ENOUGH", {True: 0, False: 0})
+    monkeypatch.setattr(selection, "_ENOUGH", {True: 0, False: 0})
     for gradients in (False, True):
         function, found = compiled(of_channels, declines=True)
         function(*given(gradients=gradients))

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.base.errors import GraphNotSupportedError
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from graphfuse.torch.regions.operator import RegionOperator, region
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from support.regions import FULL, HALF, PROGRAM, C, T, found, rows, summed
@@ -42,7 +42,7 @@ def test_gradients_where_values_are_equal(function):
     taken = []
 
     def backend(module, inputs):
-        verdicts, _ = judged.replace_in(module, False)
+        verdicts, _ = selection.replace_in(module, False)
         taken.extend(why for _, why in verdicts)
         return module.forward
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -84,7 +84,7 @@ def given(dtype=HALF, samples=1, angles=FULL):
 def replaced(function, tensors, how="dynamo"):
     """Programs of what was replaced. The graph then makes what the function makes, bit for bit."""
     graph, arguments = recorded(function, tensors, how)
-    verdicts, _ = judged.replace_in(graph, declines=False)
+    verdicts, _ = selection.replace_in(graph, declines=False)
     made, wanted = graph(*arguments), function(*tensors)
     for got, want in zip(*(t if isinstance(t, tuple) else (t,) for t in (made, wanted)), strict=True):
         assert got.dtype is want.dtype and got.stride() == want.stride() and torch.equal(got, want)
@@ -184,7 +184,7 @@ def test_what_is_something_else_has_the_same_values(function):
 def test_without_a_norm_nothing_is_changed():
     graph, _ = recorded(lambda x, w, cos, sin: written(heads(x @ x.mT @ x), cos, sin), given(), "dynamo")
     before = str(graph.graph)
-    judged.replace_in(graph, declines=False)
+    selection.replace_in(graph, declines=False)
     assert "setitem" in before and str(graph.graph).count("setitem") == before.count("setitem")
 
 
@@ -226,6 +226,6 @@ def test_kernels_have_the_values(function, plan_on):
     want = function(*tensors)
     plan_on("emulator")
     graph, arguments = recorded(function, tensors, "dynamo")
-    judged.replace_in(graph, declines=False)
+    selection.replace_in(graph, declines=False)
     (made,) = graph(*arguments)
     torch.testing.assert_close(made, want, rtol=2**-7, atol=2**-7)

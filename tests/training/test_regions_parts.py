@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch.analysis import cost
 from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from support.regions import FULL, HALF, rows
 from support.regions import found as regions_of
 from support.traces import as_tuple, recorded
@@ -286,7 +286,7 @@ def test_extents_are_asked_of_what_is_given():
     x, w = given(3)
     torch._dynamo.mark_dynamic(x, 0)
     module, _ = recorded(lambda x, w: by_view(norm(x, w)), (x, w), "dynamo")
-    judged.replace_in(module, False)
+    selection.replace_in(module, False)
     asked = [node.args[0].op for node in module.graph.nodes if node.target == "size"]
     assert asked and {*asked} == {"placeholder"}
 

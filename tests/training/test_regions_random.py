@@ -6,7 +6,7 @@ import torch
 
 import graphfuse.torch  # noqa: F401  registers the backend
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from support.compared import differences
 from support.random_functions import random_function
 
@@ -19,7 +19,7 @@ taken = []
 
 def regions_alone(module, inputs):
     """A backend that replaces regions, and nothing before them, and runs what that makes."""
-    verdicts, _ = judged.replace_in(module, False)
+    verdicts, _ = selection.replace_in(module, False)
     taken.extend(len(region.program.steps) for region, why in verdicts if not why)
     return module.forward
 
@@ -77,7 +77,7 @@ def test_by_bytes(seed, monkeypatch):
     function = random_function(seed)
 
     def by_bytes(module, inputs):
-        judged.replace_in(module, True)
+        selection.replace_in(module, True)
         return module.forward
 
     torch.compiler.reset()

@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import SerializedError, VariantPackError
 from graphfuse.torch import compile_report
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from graphfuse.torch.regions.joined import graphs_of
 from support.traces import recorded
 
@@ -73,7 +73,7 @@ def given(dtype=HALF, samples=1, columns=D, heads=(4, 2), tokens=T, batch=B):
 def replaced(function, tensors, how="aten"):
     """The programs of what was replaced. The graph then makes what the function makes, bit for bit, as it lies."""
     graph, arguments = recorded(function, tensors, how)
-    verdicts, _ = judged.replace_in(graph, declines=False)
+    verdicts, _ = selection.replace_in(graph, declines=False)
     for got, want in zip(graph(*arguments), function(*tensors), strict=True):
         lies = ([s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] for t in (got, want))
         assert got.dtype is want.dtype and got.shape == want.shape and next(lies) == next(lies)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 from support.traces import BELOW, FULL, HIDDEN, as_tuple, full, given, recorded
 
 pytestmark = pytest.mark.torch
@@ -186,7 +186,7 @@ def ops(region):
 def replaced(function, tensors, how="dynamo"):
     """The regions of a function's graph, and functions of its arguments: that graph, and itself."""
     graph, arguments = recorded(function, tensors, how)
-    verdicts, _ = judged.replace_in(graph, False)
+    verdicts, _ = selection.replace_in(graph, False)
     assert not any(why for _, why in verdicts), verdicts
     order = [next(i for i, t in enumerate(tensors) if t is a) for a in arguments]
     return graph, [region for region, _ in verdicts], lambda given: as_tuple(graph(*(given[i] for i in order)))

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.regions import composites, judged
+from graphfuse.torch.regions import composites, selection
 from graphfuse.torch.regions.operator import region
 from support.regions import BINARY16, FULL, HALF, C, T, found, rows, summed
 from support.traces import as_tuple, recorded
@@ -202,7 +202,7 @@ def test_graphs_that_are_compiled_in_a_mode_of_tensors_without_values(function):
     composites._clamp_has_gradients_at_limits.cache_clear()
     module, given = recorded(lambda x: function(summed(x)), (rows(),), "aten")
     with next(iter(module.graph.nodes)).meta["val"].fake_mode:
-        verdicts, _ = judged.replace_in(module, False)
+        verdicts, _ = selection.replace_in(module, False)
     assert [why for _, why in verdicts] == [""]
     assert torch.equal(as_tuple(module(*given))[0], function(summed(rows())))
 
@@ -227,7 +227,7 @@ def test_extents_that_nothing_is_known_of():
     taken = []
 
     def backend(module, inputs):
-        taken.extend(why for _, why in judged.replace_in(module, False)[0])
+        taken.extend(why for _, why in selection.replace_in(module, False)[0])
         return module.forward
 
     torch.compiler.reset()

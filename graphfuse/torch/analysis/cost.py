@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from graphfuse.torch.analysis.linked import linked
 from graphfuse.torch.analysis.meaning import value
-from graphfuse.torch.analysis.neighbours import TakenNodes
+from graphfuse.torch.analysis.neighbours import ReplacedNodes
 
 REACH = 16
 """Factor up to which the rows and columns of a measured case may differ from those that it stands for."""
@@ -94,15 +94,15 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class Candidate:
     """An operator that may replace nodes.
 
-    key: the node that stands for it in verdicts. taken: the nodes that it replaces. saved: bytes of an element that it
-    is otherwise ahead of inductor; negative if it is behind. behind: the reason for that, in words.
+    key: the node that stands for it in verdicts. replaced: the nodes that it replaces. saved: bytes of an element that
+    it is otherwise ahead of inductor; negative if it is behind. behind: the reason for that, in words.
     """
 
     key: Node
-    taken: TakenNodes
+    replaced: ReplacedNodes
     saved: float
     behind: str = ""
 
@@ -116,31 +116,31 @@ def of_samples(nodes: Iterable[Node], size: int) -> int:
     return BYTES * len(tensors)
 
 
-def declined(judged: Sequence[Judged]) -> dict[Node, str]:
+def declined(candidates: Sequence[Candidate]) -> dict[Node, str]:
     """Reasons why operators are not used, by their keys. Operators that inductor would compute in one kernel are judged
     together: all are used, or none."""
     reasons = dict[Node, str]()
-    for group in linked((one, (id(one), *_nodes(one))) for one in judged):
+    for group in linked((one, (id(one), *_nodes(one))) for one in candidates):
         moved = dict[Node, float]()  # once for a tensor between two of them
-        for crossing in (c for one in group for c in one.taken.crossings):
+        for crossing in (c for one in group for c in one.replaced.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
         if sum(moved.values()) > sum(one.saved for one in group):
-            reasons |= {one.key: _said(one) for one in group}
+            reasons |= {one.key: _why(one) for one in group}
     return reasons
 
 
-def _nodes(one: Judged) -> set[Node]:
+def _nodes(one: Candidate) -> set[Node]:
     """Nodes of an operator and its neighbours; none if it has no neighbours."""
-    own = one.taken.own if one.taken.crossings else ()
-    return {*own, *(n for c in one.taken.crossings for n in (c.tensor, *c.others))}
+    own = one.replaced.own if one.replaced.crossings else ()
+    return {*own, *(n for c in one.replaced.crossings for n in (c.tensor, *c.others))}
 
 
-def _said(one: Judged) -> str:
-    if not one.taken.crossings:
+def _why(one: Candidate) -> str:
+    if not one.replaced.crossings:
         return one.behind
-    moved = sum(c.moved + c.moved_back for c in one.taken.crossings)
+    moved = sum(c.moved + c.moved_back for c in one.replaced.crossings)
     but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
-    why = ", ".join(map(str, one.taken.crossings))
+    why = ", ".join(map(str, one.replaced.crossings))
     return f"the operator would move {moved:.3g} bytes an element more than inductor alone{but}: {why}"
 
 
@@ -168,7 +168,7 @@ def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
     `rows` varies (None)."""
     there = [case for case in CASES if case.what == what and _is_near(case.columns, columns)]
     counts = sorted({case.rows for case in there})
-    by_rows = {n: min((c for c in there if c.rows == n), key=lambda c: _apart(c.columns, columns)) for n in counts}
+    by_rows = {n: min((c for c in there if c.rows == n), key=lambda c: _distance(c.columns, columns)) for n in counts}
     if rows is None:
         return [*by_rows.values()]
     within = [n for n in counts if _is_near(n, rows)]
@@ -177,8 +177,8 @@ def _nearest(what: str, rows: int | None, columns: int) -> list[MeasuredCase]:
 
 
 def _is_near(a: int, b: int) -> bool:
-    return _apart(a, b) <= math.log2(REACH)
+    return _distance(a, b) <= math.log2(REACH)
 
 
-def _apart(a: int, b: int) -> float:
+def _distance(a: int, b: int) -> float:
     return abs(math.log2(a / b)) if a > 0 and b > 0 else math.inf

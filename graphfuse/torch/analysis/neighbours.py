@@ -57,7 +57,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, eq=False)
-class TakenNodes:
+class ReplacedNodes:
     """The part of a graph that an operator replaces.
 
     made: nodes of its results, the largest first.

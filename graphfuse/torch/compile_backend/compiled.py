@@ -23,7 +23,7 @@ from graphfuse.torch.attention import sinks_pass as sinks
 from graphfuse.torch.compile_backend import group_norms, over_ranks
 from graphfuse.torch.compile_backend.dropout import KeyedDropouts
 from graphfuse.torch.compile_backend.losses import RowLosses
-from graphfuse.torch.regions import judged as regions_of
+from graphfuse.torch.regions import selection
 from graphfuse.torch.regions.choose import TorchRegion
 
 _TORCH = str(Path(inspect.getfile(torch)).parent)
@@ -119,7 +119,7 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     rewritten: list[RowLosses | KeyedDropouts] = [RowLosses(module)]
     if own_random:
         rewritten.append(KeyedDropouts(module))
-    verdicts, left = regions_of.replace_in(module, declines)
+    verdicts, left = selection.replace_in(module, declines)
     behind = [*over_ranks.replace(module)]
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
     normed = [*group_norms.replace(module)] if declines else []

@@ -22,7 +22,7 @@ from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.analysis.traced import CallSequence, Source, Tensors, recorded, sources_of, tensors_of, unchanging
-from graphfuse.torch.regions import judged
+from graphfuse.torch.regions import selection
 
 Modules = Sequence[torch.nn.Module]
 
@@ -119,7 +119,7 @@ def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
     if graph is None:
         return ShapedStretch(watches)
     module = GraphModule(torch.nn.Module(), graph)
-    verdicts, _ = judged.replace_in(module, declines=False)
+    verdicts, _ = selection.replace_in(module, declines=False)
     operations = tuple(region.program.operations for region, why in verdicts if not why)
     if not operations:
         return ShapedStretch(watches)

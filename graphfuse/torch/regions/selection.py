@@ -1,4 +1,4 @@
-"""Decision on which regions of a compiled graph are replaced, and why others stay with inductor."""
+"""Selection of the regions of a compiled graph that are replaced, and the reasons why others stay with inductor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.analysis import cost, generated, surroundings
 from graphfuse.torch.analysis.aten_calls import mistold
-from graphfuse.torch.analysis.cost import Judged, MeasuredCase
+from graphfuse.torch.analysis.cost import Candidate, MeasuredCase
 from graphfuse.torch.analysis.meaning import (
     called,
     has_gradient,
@@ -25,7 +25,7 @@ from graphfuse.torch.analysis.meaning import (
     with_types_said,
     without_writes,
 )
-from graphfuse.torch.analysis.neighbours import TakenNodes, elements, is_small, largest
+from graphfuse.torch.analysis.neighbours import ReplacedNodes, elements, is_small, largest
 from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
@@ -54,13 +54,17 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
     others = dict[Node, str]()
-    chosen = (part for region in find(graph, parts, why_left=others) for part in _reading(graph, region, others))
+    chosen = (
+        part
+        for region in find(graph, parts, why_left=others)
+        for part in _without_unread_selections(graph, region, others)
+    )
     fitting = (part for region in chosen for part in _fitting(graph, region))
     found = [part for region in fitting for part in _trainable(graph, region)]
-    reasons = _declined(found) if declines else {}
+    reasons = _why_declined(found) if declines else {}
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
     reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
-    reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _untrainable(r))}
+    reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _why_untrainable_region(r))}
     found = joined(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
@@ -81,7 +85,7 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
     return ""
 
 
-def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> list[TorchRegion]:
+def _without_unread_selections(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> list[TorchRegion]:
     """The region; or, if it takes elements by an index from rows that it does not read otherwise, regions of its other
     nodes."""
     by_number = {n for n in region.nodes if generated.takes_by_number(n)}
@@ -95,7 +99,7 @@ def _reading(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> li
         return [region]
     why_left |= dict.fromkeys(alone, "nothing else reads the rows: torch reads the elements that are named")
     others = dict.fromkeys((n for n in region.nodes if n not in alone), 0)
-    return [part for one in find(graph, others) for part in _reading(graph, one, why_left)]
+    return [part for one in find(graph, others) for part in _without_unread_selections(graph, one, why_left)]
 
 
 def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
@@ -116,7 +120,7 @@ def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
 def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region, if kernels make its gradients. Otherwise smaller ones: of rows, or of parts of them, alone; without
     rotations of pairs; or without operations on vectors alone."""
-    if not _untrainable(region):
+    if not _why_untrainable_region(region):
         return [region]
     is_of_both = reduces_rows_and_parts(region.program.steps)
     straight = [n for n in region.nodes if is_of_both or turned(n) is None]
@@ -132,19 +136,19 @@ def _is_vector(node: Node) -> bool:
     return t is None or sum(not same(n, 1) for n in t.shape) <= 1
 
 
-def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
-    judged, others = list[Judged](), dict[Node, str]()
+def _why_declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
+    candidates, others = list[Candidate](), dict[Node, str]()
     for region in found:
         key, is_training = region.outputs[0], _is_training(region)
         if value(key).device.type != cost.DEVICE:
             others[key] = ELSEWHERE
             continue
-        if why := _spread(region) or _of_other_layout(region):
+        if why := _why_few_long_rows(region) or _why_other_layout(region):
             others[key] = why
             continue
         if any(map(over_ranks.summed, region.inputs)):
             continue  # inductor's kernels cannot read memory of other ranks
-        if why := _apart(region):
+        if why := _why_small_and_strided(region):
             others[key] = why
             continue
         if any(step.op == "turn_pairs" for step in region.program.steps):
@@ -153,11 +157,11 @@ def _declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
         summed, cases = cost.of_samples(odd, _size(region)) if is_training else 0, _cases(region)
         worse = "; ".join(str(case) for case in cases if case.saved <= 0)
         behind = cost.SUMMED if summed else f"inductor is as good ({worse})"
-        judged.append(Judged(key, taken(region), cost.saved(cases) - summed, behind))
-    return cost.declined(judged) | others
+        candidates.append(Candidate(key, replaced_nodes(region), cost.saved(cases) - summed, behind))
+    return cost.declined(candidates) | others
 
 
-def _spread(region: TorchRegion) -> str:
+def _why_few_long_rows(region: TorchRegion) -> str:
     """Reason why a region is not replaced if inductor spreads its rows over more of a GPU than kernels do; ""
     otherwise."""
     *rows, columns = _extents(region, region.tensors[0].shape)
@@ -172,7 +176,7 @@ def _spread(region: TorchRegion) -> str:
     return ""
 
 
-def _of_other_layout(region: TorchRegion) -> str:
+def _why_other_layout(region: TorchRegion) -> str:
     """Reason why a region of images is not replaced next to convolutions; "" otherwise. There inductor has channels
     last, and would copy inputs to make the pixels of a channel contiguous."""
     if len(region.columns.axes) == 1 or not any(map(_is_convolution, region.outputs[0].graph.nodes)):
@@ -180,7 +184,7 @@ def _of_other_layout(region: TorchRegion) -> str:
     return "beside convolutions inductor has channels last in memory, where its rows do not lie as one dimension"
 
 
-def _apart(region: TorchRegion) -> str:
+def _why_small_and_strided(region: TorchRegion) -> str:
     """Reason why a small region is not replaced if its rows are not along the last dimension; "" otherwise, and for
     softmax. inductor's kernels begin sooner there."""
     is_softmax = any(step.op in ("softmax", "log_softmax") for step in region.program.steps)
@@ -227,7 +231,7 @@ def _cases(region: TorchRegion) -> list[MeasuredCase]:
 ELSEWHERE = "it is on no GPU, and inductor is as fast"
 
 
-def _untrainable(region: TorchRegion) -> str:
+def _why_untrainable_region(region: TorchRegion) -> str:
     """Reason why a region whose results have gradients is not replaced; "" if kernels make these, or it has none."""
     if not _is_training(region):
         return ""
@@ -250,10 +254,10 @@ def _is_training(region: TorchRegion) -> bool:
     return any(map(has_gradient, region.outputs))
 
 
-def taken(region: TorchRegion) -> TakenNodes:
+def replaced_nodes(region: TorchRegion) -> ReplacedNodes:
     """The part of a graph that a region replaces."""
     made = tuple(sorted(region.outputs, key=elements, reverse=True))
     most = largest((*region.inputs, *made))
     read = tuple(node for node in region.inputs if not is_small(node, most)) or region.inputs[:1]
     columns = len(region.columns.axes)
-    return TakenNodes(made, region.inputs, read, frozenset(region.nodes), _is_training(region), columns)
+    return ReplacedNodes(made, region.inputs, read, frozenset(region.nodes), _is_training(region), columns)
