@@ -6,7 +6,7 @@ import torch
 from graphfuse import SerializedError, VariantPackError
 from graphfuse.torch import compile_report
 from graphfuse.torch.regions import selection
-from graphfuse.torch.regions.joined import graphs_of
+from graphfuse.torch.regions.joined_graphs import graphs_of
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

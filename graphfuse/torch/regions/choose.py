@@ -24,12 +24,12 @@ from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions.call_drawing import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
+from graphfuse.torch.regions.pair_turns import turn_of
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.program_tensors import ProgramTensor, SharedExtents
 from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
-from graphfuse.torch.regions.turned import turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def find(
 
     for one in groups(graph, left):
         inside = one.inside(graph)
-        if together and len({node in inside for node in left if generated.is_reduction(node) or turned(node)}) > 1:
+        if together and len({node in inside for node in left if generated.is_reduction(node) or turn_of(node)}) > 1:
             of_rows = TranslatedGraph(COLUMNS, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
             apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}

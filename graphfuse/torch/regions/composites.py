@@ -23,7 +23,7 @@ from graphfuse.torch.regions.call_drawing import (
     Value,
     rounded_number,
 )
-from graphfuse.torch.regions.turned import turned
+from graphfuse.torch.regions.pair_turns import turn_of
 
 WIDEST, MULTIPLE = 512, 16
 """Columns that kernels rotate: at most this many, and a multiple of this."""
@@ -31,11 +31,11 @@ _BEYOND_COLUMNS = 2.0**24
 """A number larger than that of any column."""
 
 
-def _same(d: CallDrawing) -> Value:
+def _same_elements(d: CallDrawing) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat. Also rotations of neighbouring columns, which end in a
     view."""
-    if (turn := turned(d.node)) is not None and turn.interleaved:
-        return _turned(d)
+    if (turn := turn_of(d.node)) is not None and turn.interleaved:
+        return _turn_pairs(d)
     value, new = d["self"], d.out
     old = value.tensor
     if value.step is None:  # the tensor is read as the view has it
@@ -83,8 +83,8 @@ def _permuted(d: CallDrawing) -> Value:
     return Value(new, value.step, tuple(value.aligned()[dim] for dim in order))
 
 
-def _turned(d: CallDrawing) -> Value:
-    turn, columns = turned(d.node), d.out.shape[-1]
+def _turn_pairs(d: CallDrawing) -> Value:
+    turn, columns = turn_of(d.node), d.out.shape[-1]
     if turn is None:
         raise Untranslated("it joins tensors")
     if turn.interleaved:
@@ -219,7 +219,7 @@ def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
     return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
 
 
-def _opened(d: CallDrawing) -> Value:
+def _six_hard_sigmoids(d: CallDrawing) -> Value:
     """Six times the hard sigmoid. Elements at its limits have no gradient."""
     return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
 
@@ -288,7 +288,7 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
 
-def _named(d: CallDrawing) -> Value:
+def _gathered(d: CallDrawing) -> Value:
     """Element of each row that an index selects. For an index beyond the columns it is NaN, as for a target of cross
     entropy; torch stops the program."""
     x, index, rows = d["self"], d["index"], [*d["self"].tensor.shape]
@@ -310,7 +310,7 @@ def _named(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": math.nan, "input1": one, "mask": mask})
 
 
-def _length(d: CallDrawing) -> Value:
+def _vector_norm(d: CallDrawing) -> Value:
     modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
     if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
         raise Untranslated(f"a norm of order {d['ord']}; accepted: 1, 2, inf")
@@ -343,7 +343,7 @@ def _with_mean(draw: Callable[[CallDrawing], Value], d: CallDrawing) -> tuple[Va
     return draw(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _added(op: str, d: CallDrawing) -> Value:
+def _with_scaled_sum(op: str, d: CallDrawing) -> Value:
     """Sum of a tensor and a number times an op of two other tensors."""
     made = d.between(op, a=d.converted("tensor1"), b=d.converted("tensor2"))
     made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
@@ -364,7 +364,7 @@ def _interpolated(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": near, "input1": far, "mask": is_near})
 
 
-def _of_rows(op: str, d: CallDrawing) -> Value:
+def _along_rows(op: str, d: CallDrawing) -> Value:
     d.columns(d["self"], d["dim"])
     return d.step(op, {"input": d["self"]}, {"axis": -1})
 
@@ -402,10 +402,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(
         "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims "
         "expand.default alias.default".split(),
-        _same,
+        _same_elements,
     ),
     **dict.fromkeys(("permute.default", "transpose.int"), _permuted),
-    "cat.default": _turned,
+    "cat.default": _turn_pairs,
     **dict.fromkeys(_CASTS, _cast),
     "bitwise_xor.Tensor": lambda d: d.step("cmp_neq", {"input": d["self"], "comparison": d["other"]}),
     "scalar_tensor.default": lambda d: d["s"],
@@ -426,8 +426,10 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     "clamp_max.default": lambda d: _clamp(d, None, d["max"]),
     "elu.default": lambda d: _elu(d, d["scale"], d["input_scale"]),
     "celu.default": lambda d: _elu(d, 1, 1 / d["alpha"]),
-    "hardsigmoid.default": lambda d: d.step("div", {"a": _opened(d), "b": 6.0}),
-    "hardswish.default": lambda d: d.step("div", {"a": d.between("mul", a=d["self"], b=_opened(d)), "b": 6.0}),
+    "hardsigmoid.default": lambda d: d.step("div", {"a": _six_hard_sigmoids(d), "b": 6.0}),
+    "hardswish.default": lambda d: d.step(
+        "div", {"a": d.between("mul", a=d["self"], b=_six_hard_sigmoids(d)), "b": 6.0}
+    ),
     "hardtanh.default": lambda d: _limited(d, d["self"], d["min_val"], d["max_val"]),
     **dict.fromkeys(("mean.dim", "mean.default"), partial(_reduced, "AVG")),
     **dict.fromkeys(("sum.dim_IntList", "sum.default"), partial(_reduced, "ADD")),
@@ -435,17 +437,17 @@ COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
     **dict.fromkeys(("amin.default", "min.default"), partial(_reduced, "MIN")),
     "max.dim": partial(_extreme, "MAX"),
     "min.dim": partial(_extreme, "MIN"),
-    "gather.default": _named,
-    "linalg_vector_norm.default": _length,
+    "gather.default": _gathered,
+    "linalg_vector_norm.default": _vector_norm,
     "var.correction": _variance,
     "var_mean.correction": partial(_with_mean, _variance),
     "std.correction": _deviation,
     "std_mean.correction": partial(_with_mean, _deviation),
-    "addcmul.default": partial(_added, "mul"),
-    "addcdiv.default": partial(_added, "div"),
+    "addcmul.default": partial(_with_scaled_sum, "mul"),
+    "addcdiv.default": partial(_with_scaled_sum, "div"),
     **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _interpolated),
-    "_softmax.default": partial(_of_rows, "softmax"),
-    "_log_softmax.default": partial(_of_rows, "log_softmax"),
+    "_softmax.default": partial(_along_rows, "softmax"),
+    "_log_softmax.default": partial(_along_rows, "log_softmax"),
     "logsumexp.default": _logsumexp,
     "graphfuse::cross_entropy_loss.default": _cross_entropy,
     "native_layer_norm.default": partial(_norm, "layernorm", {"scale": "weight", "bias": "bias"}),

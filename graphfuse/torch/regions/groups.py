@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.meaning import called, is_op, same, value
-from graphfuse.torch.regions.turned import stacked, turned_within
+from graphfuse.torch.regions.pair_turns import source_of_turn_around, stacked_tensors
 
 _OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
 """Names of views that get all extents as arguments."""
@@ -81,7 +81,7 @@ def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
     for node in graph.nodes:
         viewed = _viewed(node) if node in nodes else None
         # Pairs of columns that are rotated, or were stacked, are no groups.
-        if viewed is not None and turned_within(node) is None and len(stacked(node.args[0])) != 2:
+        if viewed is not None and source_of_turn_around(node) is None and len(stacked_tensors(node.args[0])) != 2:
             beside = (node.args[0],) if viewed[1] else node.users
             if any(other in nodes and not generated.is_free(other) for other in beside):
                 found[viewed[0]] = None

@@ -19,7 +19,7 @@ from graphfuse.torch.operators.formula import formula
 from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
 from graphfuse.torch.regions import mapped
 from graphfuse.torch.regions.graphs import RegionGraphs
-from graphfuse.torch.regions.joined import JoinedGraphs, graphs_of
+from graphfuse.torch.regions.joined_graphs import JoinedGraphs, graphs_of
 
 Tensors = Sequence[torch.Tensor | None]
 

@@ -30,21 +30,21 @@ from graphfuse.torch.analysis.meaning import (
 )
 from graphfuse.torch.analysis.new_nodes import put
 from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.regions.pair_turns import are_of_one_shape, pair_column, stacked_tensors
 from graphfuse.torch.regions.replace import erase_unread
-from graphfuse.torch.regions.turned import are_of_one_shape, of_pairs, stacked
 
 _MOST = 24
 """Nodes at most that are visited in search of a reduction of the rotated rows."""
 _aten = torch.ops.aten
 
 
-def with_turns(graph: Graph) -> None:
+def write_turns(graph: Graph) -> None:
     """Rewrites rotations after reductions of their rows as sums of two products, if cosines and sines are smaller than
     rows."""
     doubled = dict[object, Node]()
     for node in [*graph.nodes]:
         writes, viewed = _filling(node), is_op(node, "view")
-        columns = [write.args[2] for write in writes] or (stacked(viewed.args[0]) if viewed else ())
+        columns = [write.args[2] for write in writes] or (stacked_tensors(viewed.args[0]) if viewed else ())
         found = _rotation(*columns) if len(columns) == 2 else None
         if found is None or not are_of_one_shape(node, found.source) or not _is_behind_reduction(found.source):
             continue
@@ -140,7 +140,7 @@ def _product(node: object, number: int) -> _Product | None:
     """Product of the columns with this number in each pair and angles; None for any other node."""
     found = is_op(node, "mul")
     for column, angle in operands(found) if found else ():
-        of = of_pairs(exact(column))
+        of = pair_column(exact(column))
         if of is not None and of.number == number and isinstance(angle, Node) and value(angle) is not None:
             return _Product(of.source, dtype(column), angle)
     return None

@@ -30,10 +30,10 @@ from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.pair_turns import turn_of
+from graphfuse.torch.regions.region_pairs import join_pairs
 from graphfuse.torch.regions.replace import fits, replace
-from graphfuse.torch.regions.rotations import with_turns
-from graphfuse.torch.regions.turned import turned
-from graphfuse.torch.regions.twins import joined
+from graphfuse.torch.regions.rotations import write_turns
 
 Verdicts = list[tuple[TorchRegion, str]]
 """Regions, and why they are not replaced; "" for those that are."""
@@ -48,7 +48,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     without_writes(graph)
     with_extents_of_inputs(graph)
     with_types_said(graph)
-    with_turns(graph)
+    write_turns(graph)
     around = surroundings.regions(graph)
     unusable = dict.fromkeys(mistold(graph), "eager mode computes it in another type than the graph tells")
     unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
@@ -65,7 +65,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     apart = ((region.outputs[0], region.apart) for region in found if region.apart)
     reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _why_untrainable_region(r))}
-    found = joined(graph, found, {node for node, why in reasons.items() if why})
+    found = join_pairs(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
     return verdicts, others | {n: why for n, why in unusable.items() if generated.is_reduction(n)}
@@ -123,7 +123,7 @@ def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     if not _why_untrainable_region(region):
         return [region]
     is_of_both = reduces_rows_and_parts(region.program.steps)
-    straight = [n for n in region.nodes if is_of_both or turned(n) is None]
+    straight = [n for n in region.nodes if is_of_both or turn_of(n) is None]
     if is_of_both or len(straight) < len(region.nodes):
         apart = find(graph, dict.fromkeys(straight, 0), together=not is_of_both)
         return [part for one in apart for part in _trainable(graph, one)]

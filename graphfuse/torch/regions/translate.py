@@ -28,8 +28,8 @@ from graphfuse.torch.regions.call_drawing import (
 from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, ColumnAxes
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.groups import Groups
+from graphfuse.torch.regions.pair_turns import source_of_turn_around
 from graphfuse.torch.regions.same_parts import are_same
-from graphfuse.torch.regions.turned import turned_within
 
 Known, Tensors = dict[torch.Tensor, Value], set[torch.Tensor]
 Operators = tuple[torch._ops.OpOverload, ...]
@@ -142,7 +142,7 @@ class TranslatedGraph:
         """True if a node is translated. The nodes that it reads have been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
             return self._regrouped(node)
-        if (self._groups is None or self.part(node)) and (whole := turned_within(node)) is not None:
+        if (self._groups is None or self.part(node)) and (whole := source_of_turn_around(node)) is not None:
             self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
             return True
         aliases: dict[torch.Tensor, torch.Tensor] = {}

@@ -26,11 +26,11 @@ class Turn:
     interleaved: bool
 
 
-def turned(node: object) -> Turn | None:
+def turn_of(node: object) -> Turn | None:
     """The turn whose result a node is; None for any other node."""
-    found = _turn(joined(node), _half)
+    found = _turn(joined(node), _half_column)
     if found is None and (viewed := is_op(node, "view")):
-        found = _turn(stacked(viewed.args[0]), of_pairs, viewed.args[0])
+        found = _turn(stacked_tensors(viewed.args[0]), pair_column, viewed.args[0])
         if found is not None and not are_of_one_shape(node, found.source):
             return None
     if found is None or not all(found.inner.union((node,)).issuperset(n.users) for n in found.inner):
@@ -38,14 +38,14 @@ def turned(node: object) -> Turn | None:
     return found
 
 
-def turned_within(node: Node) -> Node | None:
+def source_of_turn_around(node: Node) -> Node | None:
     """Source of the turn that a node is within; None if it is in none."""
     ends, seen = [node], set[Node]()
     for _ in range(_DEEPEST + 1):
         ends = [user for end in ends if _is_within(end) for user in end.users if user not in seen]
         seen.update(ends)
         for end in ends:
-            if (found := turned(end)) is not None and node in found.inner:
+            if (found := turn_of(end)) is not None and node in found.inner:
                 return found.source
     return None
 
@@ -54,11 +54,11 @@ def _is_within(node: Node) -> bool:
     return is_op(node, "slice", "view", "neg") is not None or called(node) in _WITHIN
 
 
-def _turn(parts: Sequence[Node], taken: Callable[[object], OfPairs | None], *viewed: Node) -> Turn | None:
-    """The turn with these parts side by side; None if they are none. taken: finds the column of each pair that a node
-    has. viewed: the node that stacks the parts."""
+def _turn(parts: Sequence[Node], column_of: Callable[[object], PairColumn | None], *viewed: Node) -> Turn | None:
+    """The turn with these parts side by side; None if they are none. column_of: finds the column of each pair that a
+    node has. viewed: the node that stacks the parts."""
     negated = is_op(parts[0], "neg") if len(parts) == 2 else None
-    second, first = (taken(negated.get(0, "input")), taken(parts[1])) if negated else (None, None)
+    second, first = (column_of(negated.get(0, "input")), column_of(parts[1])) if negated else (None, None)
     if not second or not first or second.source is not first.source or (second.number, first.number) != (1, 0):
         return None
     return Turn(second.source, frozenset((*viewed, parts[0], *second.nodes, *first.nodes)), bool(viewed))
@@ -69,7 +69,7 @@ def are_of_one_shape(a: Node, b: Node) -> bool:
     return one.dim() == other.dim() and all(map(same, one.shape, other.shape))
 
 
-def stacked(node: object) -> tuple[Node, ...]:
+def stacked_tensors(node: object) -> tuple[Node, ...]:
     """Tensors that a node stacks along a new last dimension; none for any other node."""
     if not isinstance(node, Node) or called(node) != "stack":
         return ()
@@ -78,7 +78,7 @@ def stacked(node: object) -> tuple[Node, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class OfPairs:
+class PairColumn:
     """One column of each pair. source: the rows. number: 0 or 1. nodes: the nodes that select it."""
 
     source: Node
@@ -86,25 +86,25 @@ class OfPairs:
     nodes: tuple[Node, ...]
 
 
-def of_pairs(node: object) -> OfPairs | None:
+def pair_column(node: object) -> PairColumn | None:
     """The column of neighbouring pairs that a node selects: every second one of a source, or one of two along the
     dimension of pairs in a view. None for any other node."""
     found = end_of(node)
     if found is not None and isinstance(value(found[0]).shape[-1], int):
-        source, taken = found
-        columns, start = value(source).shape[-1], taken.start or 0
-        is_second = taken.step == 2 and start in (0, 1) and (taken.stop is None or taken.stop >= columns - 1 + start)
-        return OfPairs(source, start, (node,)) if is_second and not columns % 2 else None
-    pairs, number, nodes = _of_last(node) or (None, 0, ())
+        source, part = found
+        columns, start = value(source).shape[-1], part.start or 0
+        is_second = part.step == 2 and start in (0, 1) and (part.stop is None or part.stop >= columns - 1 + start)
+        return PairColumn(source, start, (node,)) if is_second and not columns % 2 else None
+    pairs, number, nodes = _element_of_last_dim(node) or (None, 0, ())
     of, made = is_op(pairs, "view"), value(pairs)
     rows = value(of.args[0]) if of else None
     if rows is None or not isinstance(rows.shape[-1], int) or made.dim() != rows.dim() + 1 or made.shape[-1] != 2:
         return None
     is_divided = same(made.shape[-2], rows.shape[-1] // 2) and all(map(same, made.shape[:-2], rows.shape[:-1]))
-    return OfPairs(of.args[0], number, (node, *nodes, pairs)) if is_divided else None
+    return PairColumn(of.args[0], number, (node, *nodes, pairs)) if is_divided else None
 
 
-def _of_last(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
+def _element_of_last_dim(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
     """Tensor of which a node selects one of two elements along the last dimension, the element's number, and the nodes
     in between; None for any other node."""
     if not isinstance(node, Node) or called(node) not in ("getitem", "select"):
@@ -122,12 +122,12 @@ def _of_last(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
     return (pairs, number, way) if number in (0, 1) and is_last(dim, pairs) else None
 
 
-def _half(node: object) -> OfPairs | None:
+def _half_column(node: object) -> PairColumn | None:
     """The half of a source along the last dimension that a node selects. A pair has one column in each half."""
     found = end_of(node)
     if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None
-    source, taken = found
-    columns, start = value(source).shape[-1], taken.start or 0
-    is_half = not columns % 2 and value(node).shape[-1] == columns // 2 and taken.step in (None, 1)
-    return OfPairs(source, int(start > 0), (node,)) if is_half and start in (0, columns // 2) else None
+    source, part = found
+    columns, start = value(source).shape[-1], part.start or 0
+    is_half = not columns % 2 and value(node).shape[-1] == columns // 2 and part.step in (None, 1)
+    return PairColumn(source, int(start > 0), (node,)) if is_half and start in (0, columns // 2) else None

@@ -16,14 +16,14 @@ from graphfuse.torch.regions.replace import fits
 from graphfuse.torch.regions.traffic import traffic
 
 
-def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]) -> list[TorchRegion]:
+def join_pairs(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]) -> list[TorchRegion]:
     """Regions, with two rotations that read a tensor together joined into one, in the place of the first. left: first
     outputs of regions that are not replaced."""
     found, waiting = list[TorchRegion](), dict[tuple[object, ...], int]()
     for region in regions:
-        key = _read_together(region) if region.outputs[0] not in left else ()
+        key = _key(region) if region.outputs[0] not in left else ()
         place = waiting.pop(key, None) if key else None
-        one = None if place is None else _joined(graph, found[place], region)
+        one = None if place is None else _join(graph, found[place], region)
         if one is not None:
             found[place] = one
             continue
@@ -33,7 +33,7 @@ def joined(graph: Graph, regions: Sequence[TorchRegion], left: Container[object]
     return found
 
 
-def _read_together(region: TorchRegion) -> tuple[object, ...]:
+def _key(region: TorchRegion) -> tuple[object, ...]:
     """Key that two regions share if they can be joined: the program, and the nodes that both read. () if a region
     cannot be joined."""
     program = region.program
@@ -60,7 +60,7 @@ def _is_joinable(program: Program) -> bool:
     )
 
 
-def _joined(graph: Graph, one: TorchRegion, other: TorchRegion) -> TorchRegion | None:
+def _join(graph: Graph, one: TorchRegion, other: TorchRegion) -> TorchRegion | None:
     """Both as one region; None if that has no place in the graph."""
     a, b = ([region.tensors[0].shape[d] for d in region.orders[0]] for region in (one, other))
     *rows, heads, columns = a
