@@ -15,8 +15,8 @@ from graphfuse.functional.tensor_parameter import complete
 from graphfuse.torch import RMSNorm  # noqa: F401  (its operators)
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.norm_recognition import recognize_norms
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
-from graphfuse.torch.regions.spelled_norms import with_norms
 from support.drawn_norms import GatedNorm, NormAddNorm, UnitNorm
 from support.traces import FULL, given, recorded
 from training import test_regions_gates as gated
@@ -285,7 +285,7 @@ def test_truth_values_are_not_read_as_numbers():
         ProgramStep("mul", {"a": "@1", "b": "@0"}),
         ProgramStep("reduction", {"input": "@2"}, {"mode": "MAX"}),
     )
-    made = with_norms(Program(inputs, steps, (Result(3, "n1", "FLOAT"),)), 64)
+    made = recognize_norms(Program(inputs, steps, (Result(3, "n1", "FLOAT"),)), 64)
     assert [step.op for step in made.steps] == ["identity", "mul", "reduction"]
     assert made.steps[1].inputs == {"a": "in0", "b": "@0"}
 
@@ -305,6 +305,6 @@ def test_a_number_of_the_weight_is_no_weight():
         ProgramStep("mul", {"a": "@0", "b": "@1"}),
     )
     program = Program(inputs, steps, (Result(2, "nn", "FLOAT"),))
-    assert with_norms(program, 64).steps == steps
+    assert recognize_norms(program, 64).steps == steps
     weighted = replace(program, steps=(*steps[:2], ProgramStep("mul", {"a": "@0", "b": "in1"})))
-    assert [step.op for step in with_norms(weighted, 64).steps] == ["rmsnorm"]
+    assert [step.op for step in recognize_norms(weighted, 64).steps] == ["rmsnorm"]

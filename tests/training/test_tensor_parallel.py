@@ -5,7 +5,7 @@ import torch
 
 from graphfuse import SerializedError
 from graphfuse.torch.regions.operator import RegionOperator
-from graphfuse.torch.regions.over_ranks import SummedRegion, behind_sum
+from graphfuse.torch.regions.over_ranks import SummedRegion, with_sum_before
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from support import oracle, ranks, tensor_parallel
 
@@ -46,7 +46,7 @@ def _norm() -> Program:
 
 def test_a_norm_behind_a_sum():
     x, residual, weight = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
-    program = Program.read(behind_sum(_norm()).text)
+    program = Program.read(with_sum_before(_norm()).text)
     total, made = RegionOperator.of(program.text).inference.function(residual, x, weight)
     assert torch.equal(total, x + residual)
     exact = oracle.rmsnorm((x + residual).double(), weight, 1e-6)[0]
@@ -57,7 +57,7 @@ def test_a_norm_behind_a_sum():
 def test_the_kernel_of_one_rank(monkeypatch):
     monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
     x, residual, weight = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
-    text = behind_sum(_norm()).text
+    text = with_sum_before(_norm()).text
     made = SummedRegion.of(text, 1).one_kernel(residual, x, weight, torch.zeros(66, dtype=torch.int64), 0)
     assert all(map(torch.equal, made, RegionOperator.of(text).inference.function(residual, x, weight)))
 

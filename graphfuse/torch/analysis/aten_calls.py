@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.meaning import called, same, several, tensors, told, writes
-from graphfuse.torch.analysis.own_kernels import SPELLED
+from graphfuse.torch.analysis.norm_decompositions import DECOMPOSITIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ def calls_of(
         return map_aggregate(recorded(a), lambda t: aliases.get(t, t) if isinstance(t, torch.Tensor) else t)
 
     args, kwargs = map_arg(node.args, given), map_arg(dict(node.kwargs), given)
-    function = _method(node.target) if node.op == "call_method" else SPELLED.get(node.target, node.target)
+    function = _method(node.target) if node.op == "call_method" else DECOMPOSITIONS.get(node.target, node.target)
     found = _logged(function, args, kwargs)
     return found if found is not None and _are_alike(found[1], recorded(node)) else None
 

@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.analysis.meaning import value
 from graphfuse.torch.regions.operator import RegionOperator, region
-from graphfuse.torch.regions.over_ranks import can_be_summed, region_over_ranks, summed
+from graphfuse.torch.regions.over_ranks import can_be_summed, partial_of_sum, region_over_ranks
 
 
 def replace(module: GraphModule) -> Iterator[Node]:
@@ -17,7 +17,7 @@ def replace(module: GraphModule) -> Iterator[Node]:
         inputs, text = node.args
         program = RegionOperator.of(text).graphs.program
         for number, t in enumerate(inputs):
-            partial = summed(t)
+            partial = partial_of_sum(t)
             if partial is None or [*t.users] != [node] or inputs.count(t) > 1 or not can_be_summed(program, number):
                 continue
             group = value(partial).device_mesh.get_group().group_name

@@ -21,13 +21,13 @@ from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.linked import linked
 from graphfuse.torch.analysis.meaning import hint, is_changed, several, told
 from graphfuse.torch.analysis.reached import reached
-from graphfuse.torch.regions.call_drawing import OwnedStep, Value
+from graphfuse.torch.regions.call_translation import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
+from graphfuse.torch.regions.norm_recognition import recognize_norms
 from graphfuse.torch.regions.pair_turns import turn_of
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
 from graphfuse.torch.regions.program_tensors import ProgramTensor, SharedExtents
-from graphfuse.torch.regions.spelled_norms import with_norms
 from graphfuse.torch.regions.traffic import traffic
 from graphfuse.torch.regions.translate import TranslatedGraph
 
@@ -210,9 +210,9 @@ def _regions(
     translation: TranslatedGraph, visible: Mapping[OwnedStep, Node], steps: Sequence[OwnedStep]
 ) -> Iterator[TorchRegion]:
     """Regions of connected steps."""
-    steps = _read(steps, visible)
+    steps = _read_steps(steps, visible)
     assembled = _Assembled.of(steps, visible, translation) if _reduces(steps) else None
-    for chosen in () if assembled is None else _chosen(translation, assembled):
+    for chosen in () if assembled is None else _kernel_groups(translation, assembled):
         found = _Assembled.of(_without_casts(chosen, visible), visible, translation)
         if found is not None and isinstance(found.region, TorchRegion):
             yield found.region
@@ -220,7 +220,7 @@ def _regions(
             translation.declined |= {step.owner: found.region for step in chosen}
 
 
-def _read(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
+def _read_steps(steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node]) -> Sequence[OwnedStep]:
     """Steps whose results are read. The mean that comes with a variance, for example, may not be."""
     found: list[OwnedStep] = []
     read: set[OwnedStep | None] = {*visible}
@@ -249,7 +249,7 @@ def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
     return all(map(generated.is_fused, visible[step].users))
 
 
-def _chosen(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
+def _kernel_groups(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
     """Groups of steps, each of which becomes a kernel."""
     owners = [*dict.fromkeys(step.owner for step in assembled.steps)]
     owned = tuple(owners.index(step.owner) for step in assembled.steps)
@@ -322,7 +322,7 @@ class _Assembled:
         steps: Sequence[OwnedStep], visible: Mapping[OwnedStep, Node], translation: TranslatedGraph
     ) -> _Assembled | None:
         numbers = {step: n for n, step in enumerate(steps)}
-        nodes = _closed({step.owner for step in steps}, translation)
+        nodes = _with_unread_views({step.owner for step in steps}, translation)
         read: dict[tuple[Node, tuple[int, ...]], Value] = {}
         placed: dict[tuple[OwnedStep, str], tuple[Node, tuple[int, ...]]] = {}
         for step, (port, value) in ((s, item) for s in steps for item in s.inputs.items()):
@@ -404,7 +404,7 @@ class _Assembled:
         else:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
             trains = any(getattr(told(node), "requires_grad", False) for node in outputs)
-            spelled = with_norms(program, columns if isinstance(columns, int) else None, trains)
+            spelled = recognize_norms(program, columns if isinstance(columns, int) else None, trains)
             orders = tuple(one.order for one in (*read_tensors, *results))
             moved = traffic(own, inputs, outputs)
             held = tuple(one.tensor for one in (*read_tensors, *results))
@@ -414,7 +414,7 @@ class _Assembled:
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)
 
 
-def _closed(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
+def _with_unread_views(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
     """Nodes, and those views of their results that nothing else reads."""
     found = {*reached(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
     while left := {n for n in found - nodes if _is_used(n, found, translation)}:

@@ -14,11 +14,11 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.aten_calls import Call, is_view
 from graphfuse.torch.analysis.meaning import called, has_gradient, same, told
-from graphfuse.torch.regions.call_drawing import (
+from graphfuse.torch.regions.call_translation import (
     FP8,
     SMALL_INTEGERS,
     TO_BOOL,
-    CallDrawing,
+    CallTranslation,
     Untranslated,
     Value,
     rounded_number,
@@ -31,7 +31,7 @@ _BEYOND_COLUMNS = 2.0**24
 """A number larger than that of any column."""
 
 
-def _same_elements(d: CallDrawing) -> Value:
+def _same_elements(d: CallTranslation) -> Value:
     """Views that add or drop dimensions of extent 1, or repeat. Also rotations of neighbouring columns, which end in a
     view."""
     if (turn := turn_of(d.node)) is not None and turn.interleaved:
@@ -66,7 +66,7 @@ def _same_elements(d: CallDrawing) -> Value:
     return Value(new, value.step, tuple(axes), torch.Size(once) if repeats else None)
 
 
-def _permuted(d: CallDrawing) -> Value:
+def _permuted(d: CallTranslation) -> Value:
     value, new = d["self"], d.out
     if value.step is None:
         return d.read(new)
@@ -83,7 +83,7 @@ def _permuted(d: CallDrawing) -> Value:
     return Value(new, value.step, tuple(value.aligned()[dim] for dim in order))
 
 
-def _turn_pairs(d: CallDrawing) -> Value:
+def _turn_pairs(d: CallTranslation) -> Value:
     turn, columns = turn_of(d.node), d.out.shape[-1]
     if turn is None:
         raise Untranslated("it joins tensors")
@@ -98,7 +98,7 @@ def _turn_pairs(d: CallDrawing) -> Value:
     return d.step("turn_pairs", {"input": x})
 
 
-def _cast(d: CallDrawing) -> Value:
+def _cast(d: CallTranslation) -> Value:
     x = d["a" if d.call.name == "convert_element_type.default" else "self"]
     if d.out.dtype is torch.bool:
         return d.step("cmp_neq", {"input": x, "comparison": 0})
@@ -117,7 +117,7 @@ def _cast(d: CallDrawing) -> Value:
     return d.step("identity", {"input": x})
 
 
-def _detached(d: CallDrawing) -> Value:
+def _detached(d: CallTranslation) -> Value:
     """The value itself if the same node made it, as those that fill tensors do. Otherwise gradients end here."""
     of = d["self"].step
     return d["self"] if of is not None and of.owner is d.node else d.by_table()
@@ -154,12 +154,12 @@ def _saturates(dtype: torch.dtype) -> bool:
         return not torch.full((1,), 1e4, device="cpu").to(dtype).isnan().item()
 
 
-def _constant(number: float | None, d: CallDrawing) -> object:
+def _constant(number: float | None, d: CallTranslation) -> object:
     """Number that all elements of a new tensor have: the given one, or that of the call."""
     return rounded_number(d["fill_value"] if number is None else number, d.out.dtype)
 
 
-def _constant_like(number: float | None, d: CallDrawing) -> object:
+def _constant_like(number: float | None, d: CallTranslation) -> object:
     """Number of `_constant`, for a call that a node makes among others. If the call is the whole node, a step with that
     number for each element of `self`: it selects the number in either case."""
     made, x = _constant(number, d), d["self"]
@@ -169,7 +169,7 @@ def _constant_like(number: float | None, d: CallDrawing) -> object:
     return d.step("binary_select", {"input0": made, "input1": made, "mask": itself})
 
 
-def _filled(d: CallDrawing) -> object:
+def _filled(d: CallTranslation) -> object:
     if isinstance(d["self"], Value):
         raise Untranslated("it fills what was computed")
     return rounded_number(d["value"], d.out.dtype)
@@ -185,18 +185,18 @@ def is_number(call: Call, known: Mapping[torch.Tensor, object]) -> bool:
     return (is_view(call) or call.name in _CASTS) and isinstance(known.get(first), int | float)
 
 
-def as_number(d: CallDrawing) -> object:
+def as_number(d: CallTranslation) -> object:
     """The number that a view or a cast reads."""
     return rounded_number(d[next(iter(d.call.arguments))], d.out.dtype)
 
 
-def _sign(d: CallDrawing) -> Value:
+def _sign(d: CallTranslation) -> Value:
     x = d["self"]
     above, below = (d.between(op, input=x, comparison=0.0) for op in ("cmp_gt", "cmp_lt"))
     return d.step("sub", {"a": above, "b": below})
 
 
-def _power(d: CallDrawing) -> Value:
+def _power(d: CallTranslation) -> Value:
     x, exponent = d["self"], d["exponent"]
     if exponent == 2:
         return d.step("mul", {"a": x, "b": x})
@@ -209,7 +209,7 @@ def _power(d: CallDrawing) -> Value:
     return d.step("pow", {"input0": x, "input1": exponent})
 
 
-def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
+def _elu(d: CallTranslation, scale: float, input_scale: float) -> Value:
     x, alpha = d["self"], d["alpha"]
     if scale == input_scale == 1:
         return d.step("elu", {"input": x}, {"elu_alpha": alpha})
@@ -219,12 +219,12 @@ def _elu(d: CallDrawing, scale: float, input_scale: float) -> Value:
     return d.step("binary_select", {"input0": above, "input1": below, "mask": mask})
 
 
-def _six_hard_sigmoids(d: CallDrawing) -> Value:
+def _six_hard_sigmoids(d: CallTranslation) -> Value:
     """Six times the hard sigmoid. Elements at its limits have no gradient."""
     return _limited(d, d.between("add", a=d["self"], b=3.0), 0.0, 6.0)
 
 
-def _remainder(d: CallDrawing) -> Value:
+def _remainder(d: CallTranslation) -> Value:
     """Remainder of a tensor by another, with the sign of the divisor. `take_along_dim` uses it to count from the
     end."""
     a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
@@ -238,7 +238,7 @@ def _remainder(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": more, "input1": left, "mask": mask}, dtype=dtype)
 
 
-def _clamp(d: CallDrawing, low: object, high: object) -> Value:
+def _clamp(d: CallTranslation, low: object, high: object) -> Value:
     return _limited(d, d["self"], low, high, at_limits=_clamp_has_gradients_at_limits())
 
 
@@ -250,7 +250,7 @@ def _clamp_has_gradients_at_limits() -> bool:
         return bool(torch.autograd.grad(x.clamp(min=0), x)[0])
 
 
-def _limited(d: CallDrawing, x: Value, low: object, high: object, at_limits: bool = False) -> Value:
+def _limited(d: CallTranslation, x: Value, low: object, high: object, at_limits: bool = False) -> Value:
     """Values limited to a range. Those beyond the limits have no gradient; those at a limit have one if `at_limits`.
     This uses comparisons, as `max` and `min` divide the gradient between equal operands, as torch does for maximum
     alone."""
@@ -265,14 +265,14 @@ def _limited(d: CallDrawing, x: Value, low: object, high: object, at_limits: boo
     return x
 
 
-def _reduced(mode: str, d: CallDrawing) -> Value:
+def _reduced(mode: str, d: CallTranslation) -> Value:
     x, arguments = d["self"], d.call.arguments
     if d.out.dtype not in (x.tensor.dtype, torch.float32):  # torch rounds the elements first
         raise Untranslated(f"{d.call.name} of {x.tensor.dtype} to {d.out.dtype}")
     return d.reduced(mode, x, arguments.get("dim"), bool(arguments.get("keepdim")), d.out.dtype)
 
 
-def _extreme(mode: str, d: CallDrawing) -> Value:
+def _extreme(mode: str, d: CallTranslation) -> Value:
     """The first of two results; the second is the index. The first of several equal elements has the whole gradient, as
     in torch. NaN is beyond all other values."""
     x, dim = d["self"], d["dim"]
@@ -288,7 +288,7 @@ def _extreme(mode: str, d: CallDrawing) -> Value:
     return d.reduced("ADD", alone, dim, d["keepdim"], d.out.dtype)
 
 
-def _gathered(d: CallDrawing) -> Value:
+def _gathered(d: CallTranslation) -> Value:
     """Element of each row that an index selects. For an index beyond the columns it is NaN, as for a target of cross
     entropy; torch stops the program."""
     x, index, rows = d["self"], d["index"], [*d["self"].tensor.shape]
@@ -310,14 +310,14 @@ def _gathered(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": math.nan, "input1": one, "mask": mask})
 
 
-def _vector_norm(d: CallDrawing) -> Value:
+def _vector_norm(d: CallTranslation) -> Value:
     modes = {2: "NORM2", 1: "NORM1", math.inf: "AMAX"}
     if d["ord"] not in modes or d.out.dtype not in (d["self"].tensor.dtype, torch.float32):
         raise Untranslated(f"a norm of order {d['ord']}; accepted: 1, 2, inf")
     return d.reduced(modes[d["ord"]], d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _centred(d: CallDrawing) -> tuple[Value, float]:
+def _centred(d: CallTranslation) -> tuple[Value, float]:
     """Rows less their mean, and the divisor of their sum of squares for a variance."""
     x, correction = d["self"], 1 if d["correction"] is None else d["correction"]
     columns = math.prod(x.tensor.shape[n] for n in d.columns(x, d["dim"]))
@@ -326,31 +326,31 @@ def _centred(d: CallDrawing) -> tuple[Value, float]:
     return d.between("sub", a=x, b=d.reduced("AVG", x, d["dim"], True, torch.float32)), columns - correction
 
 
-def _variance(d: CallDrawing) -> Value:
+def _variance(d: CallTranslation) -> Value:
     centred, count = _centred(d)
     squares = d.reduced("ADD", d.between("mul", a=centred, b=centred), d["dim"], d["keepdim"], torch.float32)
     return d.step("mul", {"a": squares, "b": 1 / count}, shape=d.out.shape)
 
 
-def _deviation(d: CallDrawing) -> Value:
+def _deviation(d: CallTranslation) -> Value:
     """Standard deviation as the length of the centred row, whose gradient is 0 if all elements are equal."""
     centred, count = _centred(d)
     length = d.reduced("NORM2", centred, d["dim"], d["keepdim"], torch.float32)
     return d.step("mul", {"a": length, "b": count**-0.5}, shape=d.out.shape)
 
 
-def _with_mean(draw: Callable[[CallDrawing], Value], d: CallDrawing) -> tuple[Value, Value]:
+def _with_mean(draw: Callable[[CallTranslation], Value], d: CallTranslation) -> tuple[Value, Value]:
     return draw(d), d.reduced("AVG", d["self"], d["dim"], d["keepdim"], d.out.dtype)
 
 
-def _with_scaled_sum(op: str, d: CallDrawing) -> Value:
+def _with_scaled_sum(op: str, d: CallTranslation) -> Value:
     """Sum of a tensor and a number times an op of two other tensors."""
     made = d.between(op, a=d.converted("tensor1"), b=d.converted("tensor2"))
     made = made if d["value"] == 1 else d.between("mul", a=made, b=d["value"])
     return d.step("add", {"a": d["self"], "b": made})
 
 
-def _interpolated(d: CallDrawing) -> Value:
+def _interpolated(d: CallTranslation) -> Value:
     """Interpolation between two values, computed from the nearer one, as in torch."""
     start, end, weight = map(d.converted, ("self", "end", "weight"))
     way = d.between("sub", a=end, b=start)
@@ -364,19 +364,19 @@ def _interpolated(d: CallDrawing) -> Value:
     return d.step("binary_select", {"input0": near, "input1": far, "mask": is_near})
 
 
-def _along_rows(op: str, d: CallDrawing) -> Value:
+def _along_rows(op: str, d: CallTranslation) -> Value:
     d.columns(d["self"], d["dim"])
     return d.step(op, {"input": d["self"]}, {"axis": -1})
 
 
-def _logsumexp(d: CallDrawing) -> Value:
+def _logsumexp(d: CallTranslation) -> Value:
     x = d["self"]
     axes, reduced = x.aligned(), d.columns(x, d["dim"])
     left = axes if d["keepdim"] else tuple(axis for n, axis in enumerate(axes) if n not in reduced)
     return d.step("logsumexp", {"input": x}, {"axis": -1}, axes=left)
 
 
-def _cross_entropy(d: CallDrawing) -> Value:
+def _cross_entropy(d: CallTranslation) -> Value:
     x = d["input"]
     rows = x.aligned()[: d.columns(x, -1)[0]]
     read = (v for one in (x.step.upstream() if x.step else ()) for v in one.read)
@@ -387,7 +387,7 @@ def _cross_entropy(d: CallDrawing) -> Value:
     return d.step("cross_entropy", {"input": x, "target": target}, options, axes=rows)
 
 
-def _norm(op: str, vectors: Mapping[str, str], d: CallDrawing) -> Value:
+def _norm(op: str, vectors: Mapping[str, str], d: CallTranslation) -> Value:
     """A norm of torch. vectors: by port, the arguments that are given there unless they are None."""
     x, eps = d["input"], torch.finfo(torch.float32).eps if d["eps"] is None else d["eps"]
     if x.once is not None:
@@ -398,7 +398,7 @@ def _norm(op: str, vectors: Mapping[str, str], d: CallDrawing) -> Value:
     return d.step(op, {"input": x, **given, "epsilon": eps}, {"norm_forward_phase": "INFERENCE"})
 
 
-COMPOSITES: dict[str, Callable[[CallDrawing], object]] = {
+COMPOSITES: dict[str, Callable[[CallTranslation], object]] = {
     **dict.fromkeys(
         "view.default reshape.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims "
         "expand.default alias.default".split(),

@@ -17,7 +17,7 @@ from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
 from graphfuse.torch.operators.formula import formula
 from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
-from graphfuse.torch.regions import mapped
+from graphfuse.torch.regions import vmap
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.joined_graphs import JoinedGraphs, graphs_of
 
@@ -157,7 +157,7 @@ def _define(name: str, schema: str, step: str) -> torch._ops.OpOverload:
     if name != "region":
         LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     overload = getattr(torch.ops.graphfuse, name).default
-    mapped.register(overload)
+    vmap.register(overload)
     setattr(torch.ops.graphfuse, f"{name}_by_inductor", by_inductor)
     FROM_INDUCTOR[overload] = f"torch.ops.graphfuse.{name}_by_inductor"
     return overload

@@ -75,7 +75,7 @@ def can_be_summed(program: Program, number: int) -> bool:
     return not program.joined and program.inputs[number].extents.whole
 
 
-def summed(t: Node) -> Node | None:
+def partial_of_sum(t: Node) -> Node | None:
     """Node of the partial values whose sum over ranks `t` is; None if `t` is no such sum."""
     if _method(t) != "to_local" or len(t.args) != 1 or t.kwargs:
         return None
@@ -100,7 +100,7 @@ def _method(node: Node) -> str:
     return name.removeprefix("prim_") if name.startswith("prim_") else ""
 
 
-def behind_sum(program: Program) -> Program:
+def with_sum_before(program: Program) -> Program:
     """Program of two tensors, whose sum takes the place of the first input. It returns the sum, rounded to its type,
     and the results of the original program."""
     first = program.inputs[0]

@@ -157,7 +157,7 @@ class Program:
     @cached_property
     def text(self) -> str:
         """JSON, the same for equal programs."""
-        return json.dumps(asdict(self, dict_factory=_said), separators=(",", ":"), sort_keys=True)
+        return json.dumps(asdict(self, dict_factory=_text_fields), separators=(",", ":"), sort_keys=True)
 
     def marked(self, mark: str) -> Program:
         """Program with a mark in the names of its tensors, except for those of tokens."""
@@ -290,7 +290,7 @@ def _viewed(graph: pygraph, t: Tensor, part: int, name: str) -> Tensor:
 _OPTIONAL = frozenset({"part", "joined", "mark"})
 
 
-def _said(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+def _text_fields(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     """Fields of a program that its text holds."""
     return {name: value for name, value in pairs if name not in _OPTIONAL or value}
 

@@ -146,7 +146,7 @@ def _why_declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
         if why := _why_few_long_rows(region) or _why_other_layout(region):
             others[key] = why
             continue
-        if any(map(over_ranks.summed, region.inputs)):
+        if any(map(over_ranks.partial_of_sum, region.inputs)):
             continue  # inductor's kernels cannot read memory of other ranks
         if why := _why_small_and_strided(region):
             others[key] = why

@@ -16,10 +16,10 @@ from graphfuse.ops import OPS
 from graphfuse.torch.analysis.aten_calls import Call, calls_of, parts_of
 from graphfuse.torch.analysis.meaning import has_gradient, hint, several, tensors, told
 from graphfuse.torch.analysis.meaning import value as value_of
-from graphfuse.torch.regions.call_drawing import (
+from graphfuse.torch.regions.call_translation import (
     ROUNDED,
-    AlongAnother,
-    CallDrawing,
+    AlongTwoAxes,
+    CallTranslation,
     NoOp,
     OwnedStep,
     Untranslated,
@@ -27,9 +27,9 @@ from graphfuse.torch.regions.call_drawing import (
 )
 from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, ColumnAxes
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
+from graphfuse.torch.regions.decomposition_check import is_equivalent
 from graphfuse.torch.regions.groups import Groups
 from graphfuse.torch.regions.pair_turns import source_of_turn_around
-from graphfuse.torch.regions.same_parts import are_same
 
 Known, Tensors = dict[torch.Tensor, Value], set[torch.Tensor]
 Operators = tuple[torch._ops.OpOverload, ...]
@@ -174,7 +174,7 @@ class TranslatedGraph:
         except Untranslated as error:
             del self.steps[before:]
             beside = {(t, node) for t in node.all_input_nodes if self._is_beside(t, node)} - self.in_memory
-            if isinstance(error, AlongAnother) and beside:  # in memory, their axes are decided by the reader
+            if isinstance(error, AlongTwoAxes) and beside:  # in memory, their axes are decided by the reader
                 self.in_memory |= beside
                 return self.add(node)
             self.why[node] = str(error)
@@ -230,7 +230,7 @@ class TranslatedGraph:
         read = tensors(call.arguments)
         if not graded.isdisjoint(read):
             graded.update(tensors(call.results))
-        drawing = CallDrawing(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
+        drawing = CallTranslation(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
         draw = as_number if is_number(call, known) else COMPOSITES.get(call.name)
         try:
             made = several(draw(drawing) if draw else drawing.by_table())
@@ -241,7 +241,7 @@ class TranslatedGraph:
             calls, results = parts
             for part in calls:
                 self._call(node, part, known, graded, (*within, call.computed))
-            if not are_same(call, graded):
+            if not is_equivalent(call, graded):
                 raise Untranslated(f"what torch takes {call.name} apart into has other values or gradients") from None
             made = [known.get(one) for one in results]
         known |= ((t, v) for t, v in zip(call.results, made, strict=False) if v is not None)

@@ -74,7 +74,7 @@ class Specialization:
         if self.program is None or self.is_permuted or self.is_contiguous or self.places.count(0) != 1:
             return ""
         first = self.places[0] == 0 and over_ranks.can_be_summed(self.program, 0)
-        return over_ranks.behind_sum(self.program).text if first else ""
+        return over_ranks.with_sum_before(self.program).text if first else ""
 
     def holds_for(self, modules: Sequence[torch.nn.Module]) -> bool:
         """True if a trace of these modules would be the same."""

@@ -11,14 +11,14 @@ from dataclasses import replace
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
 from graphfuse.torch.analysis.reached import reached
-from graphfuse.torch.regions.call_drawing import TO_BOOL
+from graphfuse.torch.regions.call_translation import TO_BOOL
 from graphfuse.torch.regions.program import Program, ProgramStep, Source, number_of
 
 _OUTSIDE = -1
 _INFERENCE = {"norm_forward_phase": "INFERENCE"}
 
 
-def with_norms(program: Program, columns: int | None, trains: bool = False) -> Program:
+def recognize_norms(program: Program, columns: int | None, trains: bool = False) -> Program:
     """Equivalent program with norms as ops. columns: of its rows; None if their extent varies. trains: whether its
     results have gradients."""
     steps = _distinct(program)

@@ -44,5 +44,5 @@ def _group_norm(
     return F.group_norm(input, num_groups, weight, bias, eps)
 
 
-SPELLED: dict[object, Callable[..., torch.Tensor]] = {F.instance_norm: _instance_norm, F.group_norm: _group_norm}
+DECOMPOSITIONS: dict[object, Callable[..., torch.Tensor]] = {F.instance_norm: _instance_norm, F.group_norm: _group_norm}
 """Functions that are recorded in place of others."""

@@ -48,7 +48,7 @@ class NoOp(Untranslated):
     """No op of the table computes the call."""
 
 
-class AlongAnother(Untranslated):
+class AlongTwoAxes(Untranslated):
     """An operation reads rows along one axis and along another."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class OwnedStep:
         return reached([self], lambda one: (v.step for v in one.read if v.step is not None))
 
 
-class CallDrawing:
+class CallTranslation:
     """Builder of the steps of one call. columns: those of rows, or of parts of rows. reduced: receives the columns that
     a node reduces."""
 
@@ -306,11 +306,11 @@ def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[i
         told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
         told = told or {v.aligned()[-place] for v in there} or {min(found, default=end) - 1}
         if len(told) != 1:
-            raise AlongAnother
+            raise AlongTwoAxes
         found += told
     found.reverse()
     if len({*found}) < rank:
-        raise AlongAnother
+        raise AlongTwoAxes
     return tuple(found)
 
 

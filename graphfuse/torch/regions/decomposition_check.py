@@ -36,7 +36,7 @@ class _Tensor:
     has_gradient: bool
 
 
-def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
+def is_equivalent(call: Call, graded: Set[torch.Tensor]) -> bool:
     """True if the parts of a call make the same results and gradients. If that cannot be compared, True if no argument
     has a gradient. graded: tensors that have a gradient."""
     if call.overload.namespace == "prims":  # its part is the same operator in aten
@@ -51,12 +51,12 @@ def are_same(call: Call, graded: Set[torch.Tensor]) -> bool:
     leaves, form = pytree.tree_flatten(pytree.tree_map(described, given(call)))
     is_known = all(t.is_floating_point() for t in read)
     is_known &= not any(isinstance(v, torch.SymInt | torch.SymFloat | torch.SymBool) for v in leaves)
-    found = _are_same(call.computed, (*leaves,), form) if is_known else None
+    found = _is_equivalent(call.computed, (*leaves,), form) if is_known else None
     return graded.isdisjoint(read) if found is None else found
 
 
 @functools.lru_cache(maxsize=256)
-def _are_same(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form: pytree.TreeSpec) -> bool | None:
+def _is_equivalent(overload: torch._ops.OpOverload, leaves: tuple[object, ...], form: pytree.TreeSpec) -> bool | None:
     """True if both make the same; None if they cannot be computed at such points."""
     ranks = [v.rank for v in leaves if isinstance(v, _Tensor)]
     rank = max(ranks, default=0)
