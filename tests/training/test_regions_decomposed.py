@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import told
+from graphfuse.torch.analysis.meaning import recorded_result
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, C, found, rows
@@ -181,7 +181,11 @@ CALLED = {
 
 def computed(function):
     module, _ = recorded(function, given(FULL), "dynamo")
-    nodes = (n for n in module.graph.nodes if n.op.startswith("call") and isinstance(told(n), torch.Tensor | tuple))
+    nodes = (
+        n
+        for n in module.graph.nodes
+        if n.op.startswith("call") and isinstance(recorded_result(n), torch.Tensor | tuple)
+    )
     return [n for n in nodes if not generated.is_free(n)][-1]
 
 

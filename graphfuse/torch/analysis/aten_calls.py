@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis.meaning import called, same, several, tensors, told, writes
+from graphfuse.torch.analysis.meaning import as_sequence, called_name, recorded_result, same, tensors, writes
 from graphfuse.torch.analysis.norm_decompositions import DECOMPOSITIONS
 
 
@@ -54,12 +54,12 @@ def _are_alike(made: object, recorded: object) -> bool:
 
 def _has_tensors(node: Node) -> bool:
     """True if the result of a node is one tensor or several, and nothing else."""
-    found = several(told(node))
+    found = as_sequence(recorded_result(node))
     return bool(found) and all(isinstance(t, torch.Tensor) for t in found)
 
 
 @contextmanager
-def _as_recorded(given: Sequence[torch.Tensor]) -> Iterator[None]:
+def _fake_context(given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Context for operations on tensors without memory (fake tensors). Tensors made of numbers are then fake, too, and
     questions about extents that vary add no guards."""
     modes = (getattr(t, "fake_mode", None) for t in given)
@@ -82,7 +82,12 @@ def calls_of(
     aliases: receives, by each recorded tensor, the tensor that the calls get instead, as some operations change shapes
     in place, and back. recorded: function that returns the recorded result of a node.
     """
-    if node.op not in ("call_function", "call_method") or not called(node) or writes(node) or not _has_tensors(node):
+    if (
+        node.op not in ("call_function", "call_method")
+        or not called_name(node)
+        or writes(node)
+        or not _has_tensors(node)
+    ):
         return None
     if not any(map(_has_tensors, node.all_input_nodes)) or any(recorded(a) is None for a in node.all_input_nodes):
         return None
@@ -111,7 +116,7 @@ def parts_of(call: Call) -> tuple[Sequence[Call], Sequence[object]] | None:
     found = _logged(function, args, named)
     if found is None:
         return None
-    calls, made = found[0], several(found[1])
+    calls, made = found[0], as_sequence(found[1])
     return (calls, made) if len(made) == len(call.results) and _are_alike(made[0], call.results[0]) else None
 
 
@@ -142,7 +147,7 @@ def _logged(
         arguments = {}
         for place, a in enumerate(func._schema.arguments):
             arguments[a.name] = args[place] if place < len(args) else kwargs.get(a.name, a.default_value)
-        results = tuple(several(made))
+        results = tuple(as_sequence(made))
         if any(isinstance(t, torch.Tensor) for t in results):
             calls.append(Call(func, arguments, results))
         return made
@@ -151,19 +156,19 @@ def _logged(
     if seen is None:
         return None
     try:
-        with torch.no_grad(), _as_recorded(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
+        with torch.no_grad(), _fake_context(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
             return calls, function(*args, **kwargs)
     except Exception:  # an operation that torch cannot run on such tensors is not translated
         return None
 
 
-def mistold(graph: Graph) -> set[Node]:
+def wrongly_typed(graph: Graph) -> set[Node]:
     """Nodes whose types in eager mode differ from the recorded ones, and all nodes that depend on them. On tensors
     without memory, some operators promote types that their kernels do not promote (huber_loss, soft_margin_loss)."""
     found: set[Node] = set()
     for node in graph.nodes:
         read = node.all_input_nodes
-        if not found.isdisjoint(read) or _are_mixed([*map(told, read)]) and not _is_told(node):
+        if not found.isdisjoint(read) or _are_mixed([*map(recorded_result, read)]) and not _is_rightly_typed(node):
             found.add(node)
     return found
 
@@ -173,12 +178,12 @@ def _are_mixed(given: object) -> bool:
     return len({t.dtype for t in tensors(given) if t.dim() and t.is_floating_point()}) > 1
 
 
-def _is_told(node: Node) -> bool:
-    calls, _ = calls_of(node, {}, told) or ((), None)
-    return all(map(_makes_what_is_told, calls))
+def _is_rightly_typed(node: Node) -> bool:
+    calls, _ = calls_of(node, {}, recorded_result) or ((), None)
+    return all(map(_makes_recorded_types, calls))
 
 
-def _makes_what_is_told(call: Call) -> bool:
+def _makes_recorded_types(call: Call) -> bool:
     """True if a call on tensors of one element makes the recorded types, or cannot be tried."""
     varies = any(isinstance(v, torch.SymInt | torch.SymFloat) for v in pytree.tree_leaves(call.arguments))
     changes = call.overload._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.overload.tags
@@ -187,7 +192,7 @@ def _makes_what_is_told(call: Call) -> bool:
     with torch.no_grad(), torch_private.without_modes():
         given = pytree.tree_map_only(torch.Tensor, _one_element, call.arguments)
         try:
-            made = several(call.overload(**given))
+            made = as_sequence(call.overload(**given))
         except Exception:  # it does not run on tensors of one element
             return True
     pairs = zip(made, call.results, strict=False)

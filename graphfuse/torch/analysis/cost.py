@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from graphfuse.torch.analysis.linked import linked
+from graphfuse.torch.analysis.components import connected_components
 from graphfuse.torch.analysis.meaning import value
 from graphfuse.torch.analysis.neighbours import ReplacedNodes
 
@@ -120,7 +120,7 @@ def declined(candidates: Sequence[Candidate]) -> dict[Node, str]:
     """Reasons why operators are not used, by their keys. Operators that inductor would compute in one kernel are judged
     together: all are used, or none."""
     reasons = dict[Node, str]()
-    for group in linked((one, (id(one), *_nodes(one))) for one in candidates):
+    for group in connected_components((one, (id(one), *_nodes(one))) for one in candidates):
         moved = dict[Node, float]()  # once for a tensor between two of them
         for crossing in (c for one in group for c in one.replaced.crossings):
             moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)

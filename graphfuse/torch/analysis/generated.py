@@ -18,14 +18,14 @@ from graphfuse.torch.analysis.meaning import (
     OURS,
     PARTS,
     arguments,
-    called,
+    as_sequence,
+    called_name,
     dtype,
     is_item,
     is_op,
+    recorded_result,
     same,
-    several,
     tensors,
-    told,
     value,
     writes,
 )
@@ -79,11 +79,11 @@ def takes_by_number(node: Node) -> bool:
 def is_free(node: Node) -> bool:
     """True if a node moves no data: a view, a part, or an operation that returns its argument."""
     source = value(node.args[0]) if node.args else None
-    if called(node) == "dropout":
+    if called_name(node) == "dropout":
         return rate_of_dropout(node) == 0
-    if is_op(node, "view", "expand", "permute", "slice") or called(node) in PARTS or is_item(node):
+    if is_op(node, "view", "expand", "permute", "slice") or called_name(node) in PARTS or is_item(node):
         return True
-    if called(node) == "clone" or not is_op(node, "cast", "same") or source is None:
+    if called_name(node) == "clone" or not is_op(node, "cast", "same") or source is None:
         return False
     return dtype(node) is source.dtype and all(map(same, value(node).stride(), source.stride()))
 
@@ -119,8 +119,8 @@ def passes_gradients(node: Node) -> bool:
 
 def reads(node: Node) -> bool:
     """True if a node reads the elements of its arguments, not just their extents."""
-    made = told(node)
-    if _is_of_extents(called(node)):
+    made = recorded_result(node)
+    if _is_of_extents(called_name(node)):
         return False
     return node.op == "output" or made is None or bool(tensors(made))
 
@@ -133,7 +133,7 @@ def title(node: Node) -> str:
 
 
 def _name(node: Node) -> str:
-    name = called(node)
+    name = called_name(node)
     name = name.removesuffix("_") if writes(node) and not name.endswith("__") else name
     return MEANING.get(name, name)
 
@@ -164,11 +164,11 @@ _made = dict[object, frozenset[str]]()
 def _made_of(node: Node) -> frozenset[str]:
     """Names of the operations that torch decomposes a node into, if inductor generates them all; none otherwise, and
     for nodes whose own name says more."""
-    if not called(node) or _name(node) in MEANING or called(node) in PARTS or _is_known(_name(node)):
+    if not called_name(node) or _name(node) in MEANING or called_name(node) in PARTS or _is_known(_name(node)):
         return frozenset()
     asked = node.target, str(map_arg((node.args, node.kwargs), _described))
     if asked not in _made:
-        calls, _ = calls_of(node, {}, told) or ((), None)
+        calls, _ = calls_of(node, {}, recorded_result) or ((), None)
         make_room(_made, _MOST)
         _made[asked] = frozenset(_names(calls) or ())
     return _made[asked]
@@ -176,7 +176,7 @@ def _made_of(node: Node) -> frozenset[str]:
 
 def _described(node: Node) -> object:
     """Ranks and types of a node's result, which determine the operations that read it."""
-    return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in several(told(node))]
+    return [(t.dim(), t.dtype) if isinstance(t, torch.Tensor) else type(t) for t in as_sequence(recorded_result(node))]
 
 
 def _names(calls: Iterable[Call], within: tuple[object, ...] = ()) -> set[str] | None:

@@ -86,7 +86,7 @@ class Meaning:
         return self.args[place] if place < len(self.args) else self.named.get(name, default)
 
 
-def called(node: Node) -> str:
+def called_name(node: Node) -> str:
     """Name of the function that a node calls; "" if it is no operation of torch."""
     target = node.target
     if node.op == "call_method":
@@ -141,7 +141,7 @@ def may_write(node: Node) -> bool:
     """True if a node changes its arguments, or may do so as it is no operation of torch."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
-    return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called(node))
+    return writes(node) or not (isinstance(node.target, torch._ops.OpOverload) or called_name(node))
 
 
 def op(node: object) -> Meaning | None:
@@ -149,7 +149,7 @@ def op(node: object) -> Meaning | None:
     form if nothing else reads the tensor that it changes."""
     if not isinstance(node, Node):
         return None
-    name, args, named = called(node), node.args, dict(node.kwargs)
+    name, args, named = called_name(node), node.args, dict(node.kwargs)
     if writes(node):
         if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
             return None
@@ -171,7 +171,7 @@ def _keeps_order(index: object) -> bool:
         or isinstance(part, slice | torch.SymInt)
         or type(part) is int
         # A number that Dynamo has made an input.
-        or (isinstance(part, Node) and isinstance(told(part), torch.SymInt))
+        or (isinstance(part, Node) and isinstance(recorded_result(part), torch.SymInt))
         for part in parts
     )
 
@@ -181,7 +181,7 @@ def changes(node: Node) -> bool:
     return writes(node) and op(node) is None
 
 
-def without_writes(graph: Graph) -> None:
+def remove_inplace(graph: Graph) -> None:
     """Replaces in-place operations by out-of-place ones, if nothing else reads the tensors that they change."""
     for node in graph.nodes:
         if not writes(node) or op(node) is None:
@@ -195,13 +195,13 @@ def without_writes(graph: Graph) -> None:
             node.target = _NOT_IN_PLACE.get(node.target, node.target)
 
 
-def with_extents_of_inputs(graph: Graph) -> None:
+def read_extents_of_inputs(graph: Graph) -> None:
     """Reads extents from inputs instead of computed tensors of the same shape, which then are not needed for their
     extents."""
     given = (node for node in graph.find_nodes(op="placeholder") if not is_changed(node))
     inputs = [(node, t) for node in given if (t := value(node)) is not None]
     for node in graph.nodes:
-        of = node.args[0] if called(node) in ("size", "sym_size") and node.args else None
+        of = node.args[0] if called_name(node) in ("size", "sym_size") and node.args else None
         asked = value(of) if isinstance(of, Node) and of.op != "placeholder" else None
         for one, t in inputs if asked is not None else ():
             if t.dim() == asked.dim() and all(map(same, t.shape, asked.shape)):
@@ -209,10 +209,10 @@ def with_extents_of_inputs(graph: Graph) -> None:
                 break
 
 
-def with_types_said(graph: Graph) -> None:
+def write_constant_types(graph: Graph) -> None:
     """Gives casts like ``type_as`` a constant type: the other tensor then is not needed for its type."""
     for node in [*graph.nodes]:
-        of, like = map(value, node.args) if called(node) == "type_as" and len(node.args) == 2 else (None, None)
+        of, like = map(value, node.args) if called_name(node) == "type_as" and len(node.args) == 2 else (None, None)
         if of is None or like is None or value(node) is None or of.device != like.device:
             continue
         if of.dtype is like.dtype:  # it is the tensor itself
@@ -232,7 +232,7 @@ def _is_new(node: Node) -> bool:
 
 def is_item(node: Node) -> bool:
     """True if a node is one of several results of another."""
-    return called(node) == "getitem" and isinstance(told(node.args[0]), list | tuple)
+    return called_name(node) == "getitem" and isinstance(recorded_result(node.args[0]), list | tuple)
 
 
 def is_op(node: object, *meanings: str) -> Meaning | None:
@@ -240,12 +240,12 @@ def is_op(node: object, *meanings: str) -> Meaning | None:
     return found if found is not None and found.meaning in meanings else None
 
 
-def told(node: Node) -> object:
+def recorded_result(node: Node) -> object:
     """Result of a node, as it was recorded with the graph; None if none was."""
     return next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
-def several(made: object) -> Sequence[object]:
+def as_sequence(made: object) -> Sequence[object]:
     """Results of a node as a sequence, whether it has one or several."""
     return made if isinstance(made, list | tuple) else (made,)
 
@@ -257,14 +257,14 @@ def tensors(made: object) -> list[torch.Tensor]:
 
 def has_gradient(node: Node) -> bool:
     """True if a tensor of a node requires a gradient."""
-    return any(t.requires_grad for t in tensors(told(node)))
+    return any(t.requires_grad for t in tensors(recorded_result(node)))
 
 
 def value(node: object) -> torch.Tensor | None:
     """The recorded tensor of a node, which has its shape and type; None if the node has no single tensor."""
     if not isinstance(node, Node):
         return None
-    found = told(node)
+    found = recorded_result(node)
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -272,7 +272,7 @@ def number(node: object) -> int | float | torch.SymFloat | None:
     """A number in a graph: a constant, or one that Dynamo has made an input (``dynamic=True``). None for all else, also
     for a number that is read from a tensor, as it is not known when a graph is compiled."""
     if isinstance(node, Node):
-        node = told(node)
+        node = recorded_result(node)
     if isinstance(node, torch.SymFloat) and not node.node.has_hint():
         return None
     return node if isinstance(node, int | float | torch.SymFloat) else None
@@ -288,16 +288,16 @@ def dtype(node: object) -> torch.dtype | None:
     return None if found is None else found.dtype
 
 
-def wide(kind: torch.dtype | None) -> torch.dtype | None:
+def norm_type(kind: torch.dtype | None) -> torch.dtype | None:
     """Type in which norms of a type are computed."""
     return {torch.bfloat16: torch.float32, torch.float16: torch.float32}.get(kind, kind)
 
 
-def exact(node: object) -> object:
+def without_casts(node: object) -> object:
     """The node with the same values before casts to a wider type, and copies."""
     while (found := is_op(node, "cast", "same")) and isinstance(found.args[0], Node):
         source = found.args[0]
-        if dtype(source) is None or dtype(node) not in (dtype(source), wide(dtype(source))):
+        if dtype(source) is None or dtype(node) not in (dtype(source), norm_type(dtype(source))):
             break
         if value(source).device != value(node).device:
             break
@@ -305,7 +305,7 @@ def exact(node: object) -> object:
     return node
 
 
-def unviewed(node: object) -> object:
+def without_views(node: object) -> object:
     """The node with the same elements in the same order, before views that move none."""
     while (found := is_op(node, "view", "expand")) and value(found.args[0]) is not None:
         source = found.args[0]
@@ -338,7 +338,7 @@ def permutation(found: Meaning, rank: int) -> tuple[int, ...] | None:
     return dims if sorted(dims) == list(range(rank)) else None
 
 
-def end_of(node: object) -> tuple[Node, slice] | None:
+def slice_of_last_dim(node: object) -> tuple[Node, slice] | None:
     """Source and slice of a node that slices the last dimension alone; None for any other node."""
     found = is_op(node, "slice", "view")
     source = found.args[0] if found and found.args else None
@@ -347,14 +347,14 @@ def end_of(node: object) -> tuple[Node, slice] | None:
     if found.meaning == "slice":  # aten's
         taken = slice(found.get(2, "start"), found.get(3, "end"), found.get(4, "step"))
         return (source, taken) if is_last(found.get(1, "dim", 0), source) else None
-    index = found.args[1] if called(node) == "getitem" else ()
+    index = found.args[1] if called_name(node) == "getitem" else ()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return None
     whole = (slice(None),) * (value(source).dim() - 1)
     return (source, index[-1]) if index[:-1] in ((Ellipsis,), whole) else None
 
 
-def number_of_pairs(index: object, rank: int = 0) -> int | None:
+def column_of_pairs(index: object, rank: int = 0) -> int | None:
     """0 for an index of the even-numbered columns, 1 for one of the odd-numbered columns, None for any other. rank: of
     the indexed tensor; 0 if unknown."""
     if not isinstance(index, tuple) or index[:-1] not in ((Ellipsis,), (slice(None),) * (rank - 1) or (Ellipsis,)):
@@ -364,7 +364,7 @@ def number_of_pairs(index: object, rank: int = 0) -> int | None:
     return (taken.start or 0) if is_half else None
 
 
-def joined(node: object) -> Sequence[Node]:
+def concatenated(node: object) -> Sequence[Node]:
     """Tensors that a node concatenates along the last dimension; none for any other node."""
     found = is_op(node, "cat")
     is_at_end = found is not None and is_last(found.get(1, "dim", found.named.get("axis", 0)), node)
@@ -396,13 +396,13 @@ def _is_written(node: Node) -> bool:
 
 
 def _may_be_a_view(node: Node) -> bool:
-    return is_op(node, *_VIEWS) is not None and called(node) != "clone" or called(node) in PARTS
+    return is_op(node, *_VIEWS) is not None and called_name(node) != "clone" or called_name(node) in PARTS
 
 
 def _is_the_same_tensor(node: Node) -> bool:
     """True if a node may return its argument itself: a cast to the argument's type, for example."""
     found = is_op(node, "cast", "same")
-    return found is not None and dtype(found.args[0]) is dtype(node) and called(node) != "clone"
+    return found is not None and dtype(found.args[0]) is dtype(node) and called_name(node) != "clone"
 
 
 def hint(n: object) -> int:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.meaning import hint, is_op, same, value
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.traversal import reachable
 
 _NAMED = 4
 """Number of operations that a report names for one crossing."""
@@ -53,7 +53,7 @@ class Crossing:
         def behind(node: Node) -> Iterable[Node]:
             return filter(generated.is_fused, node.users) if self.where != _BEFORE else ()
 
-        return (node for node in reached(self.others, behind) if not generated.is_free(node))
+        return (node for node in reachable(self.others, behind) if not generated.is_free(node))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ class ReplacedNodes:
     def _upstream(self) -> set[Node]:
         """Nodes after the first tensor that the operator reads, from which its arguments are computed."""
         first = min(self.read)
-        found = reached(self.needed, lambda node: node.all_input_nodes if node > first else ())
+        found = reachable(self.needed, lambda node: node.all_input_nodes if node > first else ())
         return {node for node in found if node > first}
 
 

@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 from graphfuse.torch.analysis.meaning import KEYS
 
 
-def put(graph: Graph, operation: Callable[..., object], *given: object) -> Node:
+def insert(graph: Graph, operation: Callable[..., object], *given: object) -> Node:
     """Node of an operation. Its result is computed from the recorded results of its arguments, and recorded."""
     node = graph.call_function(operation, given)
     found = list[Node]()
@@ -27,17 +27,17 @@ def record(node: Node, of: Node, made: Callable[[torch.Tensor], torch.Tensor]) -
         node.meta |= {key: made(of.meta[key]) for key in KEYS if key in of.meta}
 
 
-def tell_as(node: Node, old: Node) -> None:
+def copy_records(node: Node, old: Node) -> None:
     """Records for a node what is recorded for the node that it replaces."""
     node.meta |= {key: old.meta[key] for key in (*KEYS, "stack_trace", "nn_module_stack") if key in old.meta}
 
 
 def permuted(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """The node with its dimensions in an order."""
-    return node if [*order] == sorted(order) else put(graph, torch.ops.aten.permute.default, node, [*order])
+    return node if [*order] == sorted(order) else insert(graph, torch.ops.aten.permute.default, node, [*order])
 
 
-def become(graph: Graph, other: Graph) -> None:
+def replace_nodes(graph: Graph, other: Graph) -> None:
     """Gives a graph the nodes of another graph with the same placeholders. Its own placeholders stay, as Dynamo refers
     to them."""
     (end,) = other.find_nodes(op="output")

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis.meaning import several
+from graphfuse.torch.analysis.meaning import as_sequence
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 
 
@@ -38,7 +38,7 @@ def graph_of(function: Callable[..., Sequence[torch.Tensor]], given: Sequence[to
             raise ForwardDeclined("reads the value of a tensor")
         read = map_aggregate(args, node_of), map_aggregate(kwargs, node_of)
         made = func(*args, **kwargs)
-        tensors = {place: t for place, t in enumerate(several(made)) if isinstance(t, torch.Tensor)}
+        tensors = {place: t for place, t in enumerate(as_sequence(made)) if isinstance(t, torch.Tensor)}
         if not tensors:
             if func._schema.is_mutable:
                 raise ForwardDeclined("changes a tensor in place")

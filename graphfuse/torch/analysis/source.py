@@ -5,8 +5,8 @@ import functools
 import linecache
 from types import CodeType, FunctionType
 
-from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.analysis.symbols import ForwardDeclined
+from graphfuse.torch.analysis.traversal import reachable
 
 Tree = ast.FunctionDef | ast.Lambda
 
@@ -30,7 +30,7 @@ def _parsed(source: str) -> tuple[tuple[CodeType, ...], dict[tuple[int, str], li
     """The code of all functions of a file, and their trees by line and name."""
     tree = ast.parse(source)
     file = compile(tree, "", "exec", dont_inherit=True)
-    _, *codes = reached([file], lambda code: [c for c in code.co_consts if isinstance(c, CodeType)])
+    _, *codes = reachable([file], lambda code: [c for c in code.co_consts if isinstance(c, CodeType)])
     nodes: dict[tuple[int, str], list[Tree]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

@@ -49,6 +49,6 @@ def regions(graph: Graph) -> Regions:
     return Regions(numbers, frozenset(inside), frozenset(nested))
 
 
-def acts(node: Node) -> bool:
+def has_side_effect(node: Node) -> bool:
     """True if a node does something to its arguments, as nothing reads its result."""
     return not node.users and node.op != "output" and op(node) is None and node.target is not operator.getitem

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from graphfuse.base.wording import with_article
 from graphfuse.torch.analysis.generated import is_repeatable
 from graphfuse.torch.analysis.interpreter import run
-from graphfuse.torch.analysis.meaning import MEANING, called, changes, name_of, without_writes
+from graphfuse.torch.analysis.meaning import MEANING, called_name, changes, name_of, remove_inplace
 from graphfuse.torch.analysis.reads import SELF, Read, is_plain
 from graphfuse.torch.analysis.recording import graph_of
 from graphfuse.torch.analysis.symbols import Domain, ForwardDeclined, TensorMethod
@@ -161,7 +161,7 @@ class Shape(tuple):
     """Extents of a tensor: a number if it is the same in every call, otherwise a fact."""
 
 
-class Tensors(Domain):
+class TracedTensors(Domain):
     """Domain whose symbols are the tensors that a trace follows. values: tensors of the module, by name. full: shape of
     full tensors."""
 
@@ -173,7 +173,7 @@ class Tensors(Domain):
         super().__init__(module)
         self.values, self.full, self.autocasts = values, tuple(full), False
         place = 1 if of.behind else len(full) - 1
-        self.told = Shape(n if i == place and of.is_fixed else Fact(n, "extent") for i, n in enumerate(full))
+        self.full_extents = Shape(n if i == place and of.is_fixed else Fact(n, "extent") for i, n in enumerate(full))
         rows = [n for i, n in enumerate(full) if i != place]
         self.extents = {math.prod(some) for k in range(1, len(rows) + 1) for some in itertools.combinations(rows, k)}
         self.record(SELF, ("__class__", "forward"), type(module).forward)
@@ -209,7 +209,7 @@ class Tensors(Domain):
             return Shape(symbol.shape)
         if tuple(symbol.shape) != self.full:
             raise ForwardDeclined("asks for the shape of what it computes")
-        return self.told
+        return self.full_extents
 
     def compute(
         self, function: Callable[..., object] | TensorMethod, args: Sequence[object], named: Mapping[str, object]
@@ -271,15 +271,15 @@ def traced(
 ) -> Traced:
     """Trace of calls. types: of full tensors, and of parameters. Raises ForwardDeclined, and any error that forwards
     raise."""
-    sources, domains = sources_of(calls, modules), dict[int, Tensors]()
+    sources, domains = sources_of(calls, modules), dict[int, TracedTensors]()
     kinds = ((of.shape(rank), types[0]) if isinstance(source, int) else (of.extents, types[1]) for source in sources)
     given = [torch.ones(shape, dtype=kind, device="cpu") for shape, kind in kinds]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        graph = recorded(calls, modules, given, domains, of)
+        graph = record_calls(calls, modules, given, domains, of)
     places = graph.find_nodes(op="placeholder")
     reads = tuple(tuple(domains[number].reads.values()) for number in range(len(modules)))
     autocasts = any(domain.autocasts for domain in domains.values())
-    return Traced(unchanging(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
+    return Traced(without_copies(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
 
 
 def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:
@@ -288,11 +288,11 @@ def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple
     return (*range(calls.given), *own)
 
 
-def recorded(
+def record_calls(
     calls: CallSequence,
     modules: Sequence[torch.nn.Module],
     given: Sequence[torch.Tensor],
-    domains: dict[int, Tensors],
+    domains: dict[int, TracedTensors],
     of: Probe | None = None,
 ) -> Graph:
     """Graph of calls with given tensors, which are ordered as in `sources_of`. domains: receives the domain of each
@@ -308,7 +308,7 @@ def recorded(
                 by = of or probe((module,))
                 if by is None:
                     raise ForwardDeclined("has parameters that are no vectors of one length")
-                domains[number] = Tensors(module, values, full.shape, by)
+                domains[number] = TracedTensors(module, values, full.shape, by)
             return run(domains[number], type(module).forward, args, named)
 
         made = calls.run(flat[: calls.given], called)
@@ -320,14 +320,14 @@ def recorded(
     return graph_of(computed, given)
 
 
-def unchanging(graph: Graph) -> Graph:
+def without_copies(graph: Graph) -> Graph:
     """The graph without copies. Raises ForwardDeclined if it changes a tensor in place that others may read."""
     graph.eliminate_dead_code()
     for node in graph.nodes:
-        if called(node) == "clone":  # as nothing is changed in place, it equals its source
+        if called_name(node) == "clone":  # as nothing is changed in place, it equals its source
             node.replace_all_uses_with(node.args[0])
         elif changes(node):
             raise ForwardDeclined("changes a tensor in place")
-    without_writes(graph)
+    remove_inplace(graph)
     graph.eliminate_dead_code()
     return graph

@@ -13,8 +13,8 @@ from torch.fx.node import map_aggregate, map_arg
 
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis.meaning import called, is_op, may_write, value, writes
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.meaning import called_name, is_op, may_write, value, writes
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.attention.mask import MaskKind, mask_kind
 
 LARGEST = 1 << 31
@@ -83,7 +83,7 @@ class Constants:
 
     def _steps(self, node: Node) -> Sequence[Node] | str:
         steps = list[Node]()
-        for step in reached([node], lambda step: (*step.all_input_nodes, *_changing(step))):
+        for step in reachable([node], lambda step: (*step.all_input_nodes, *_changing(step))):
             if why := _why_not(step):
                 return why
             steps.append(step)
@@ -95,7 +95,7 @@ def _why_not(node: Node) -> str:
     like = value(node)
     if node.op in ("placeholder", "get_attr"):
         return f"it is computed from {node.name}" if like is not None else "sizes that it is computed from vary"
-    name = called(node)
+    name = called_name(node)
     name = name if name in _KNOWN or not writes(node) else name.removesuffix("_")
     if name not in _KNOWN or "out" in node.kwargs:
         return f"it is computed by {node.name}, of which it is not known that it is the same each time"
@@ -123,11 +123,11 @@ def _changing(node: Node) -> Iterator[Node]:
     memory."""
 
     def sharing(one: Node) -> Iterator[Node]:
-        is_fresh = called(one) in _FRESH or is_op(one, *_ARITHMETIC)
+        is_fresh = called_name(one) in _FRESH or is_op(one, *_ARITHMETIC)
         is_seen_through = one is node or may_write(one) or not is_fresh
         return (u for u in one.users if is_seen_through and u.op != "output" and not is_op(u, "attention"))
 
-    return (one for one in reached([node], sharing) if one is not node and may_write(one))
+    return (one for one in reachable([node], sharing) if one is not node and may_write(one))
 
 
 def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:
@@ -136,7 +136,7 @@ def _computed(wanted: Node, steps: Sequence[Node]) -> torch.Tensor | str:
     with torch_private.without_fake_tensors(), torch.no_grad():
         for step in steps:
             args, kwargs = (_on_cpu(map_arg(given, made.__getitem__), step) for given in (step.args, step.kwargs))
-            if called(step) in _MAKING.split():
+            if called_name(step) in _MAKING.split():
                 kwargs |= {"device": "cpu"}
             call = getattr(torch.Tensor, str(step.target)) if step.op == "call_method" else step.target
             made[step] = call(*args, **kwargs)
@@ -159,6 +159,6 @@ def _on_cpu(given: object, step: Node) -> object:
     """Arguments of a call, with every device replaced by the CPU."""
     if isinstance(given, dict):
         return {name: "cpu" if name == "device" and v is not None else _on_cpu(v, step) for name, v in given.items()}
-    if called(step) == "to" and isinstance(given, tuple):  # `to` also takes names and numbers of devices
+    if called_name(step) == "to" and isinstance(given, tuple):  # `to` also takes names and numbers of devices
         given = tuple("cpu" if isinstance(v, str) or type(v) is int else v for v in given)
     return map_aggregate(given, lambda v: torch.device("cpu") if isinstance(v, torch.device) else v)

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import surroundings
-from graphfuse.torch.analysis.meaning import changes, exact, is_op
+from graphfuse.torch.analysis.meaning import changes, is_op, without_casts
 from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.source import syntax_tree
@@ -120,7 +120,7 @@ def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str |
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]
     names = dict(zip(places, (*_GIVEN, *vectors), strict=True))
     given = (found.q, found.k, found.v, found.mask and found.mask.node)
-    read = [t and names.get(exact(sinks.whole(t))) for t in given]
+    read = [t and names.get(without_casts(sinks.whole(t))) for t in given]
     name, (result,) = names.get(found.sinks), graph.graph.output_node().all_input_nodes
     while is_op(result, "same"):
         result = result.args[0]

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.analysis.meaning import arguments, called, is_changed, is_op, may_write, value
+from graphfuse.torch.analysis.meaning import arguments, called_name, is_changed, is_op, may_write, value
 from graphfuse.torch.analysis.new_nodes import permuted
-from graphfuse.torch.analysis.reached import reached
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.surroundings import Regions
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.attention.constants import Constants
 from graphfuse.torch.attention.mask import MaskKind
 from graphfuse.torch.attention.operator import (
@@ -120,11 +120,15 @@ def _viewed(out: Node) -> Node | None:
     different layouts."""
 
     def readers(node: Node) -> Iterable[Node]:
-        is_moved = is_op(node, "view", "expand", "permute", "slice", "cast") or called(node) in ("t", "detach", "alias")
+        is_moved = is_op(node, "view", "expand", "permute", "slice", "cast") or called_name(node) in (
+            "t",
+            "detach",
+            "alias",
+        )
         return node.users if node is out or is_moved else ()
 
     of_one_layout = ("view", "view_as", "as_strided", "unflatten", "_unsafe_view")
-    return next((one for one in reached([out], readers) if called(one) in of_one_layout), None)
+    return next((one for one in reachable([out], readers) if called_name(one) in of_one_layout), None)
 
 
 def _why_mask_stays(call: AttentionCall, kind: MaskKind, chooses: bool) -> str:

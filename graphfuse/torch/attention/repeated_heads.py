@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.analysis.meaning import Meaning, arguments, called, is_op, permutation, value
+from graphfuse.torch.analysis.meaning import Meaning, arguments, called_name, is_op, permutation, value
 
 HEADS = 1
 """Index of the dimension of heads, out of four."""
@@ -66,7 +66,7 @@ def _moved(node: Node) -> Node | None:
     """The source of a node that only moves or repeats elements; None for other nodes."""
     found = is_op(node, "view", "expand", "permute", "same", "cast")
     source = found.args[0] if found and found.args else None
-    if called(node) in ("repeat", "repeat_interleave"):
+    if called_name(node) in ("repeat", "repeat_interleave"):
         source = node.args[0] if node.args else None
     if _shape(node) is None or _shape(source) is None or value(node).dtype is not value(source).dtype:
         return None
@@ -75,7 +75,7 @@ def _moved(node: Node) -> Node | None:
 
 def _after(node: Node, dims: _Dims) -> _Dims | None:
     """The dimensions of a node, from those of its source; None if they cannot be determined."""
-    name, shape, found = called(node), _shape(node), is_op(node, "view", "expand", "permute", "same", "cast")
+    name, shape, found = called_name(node), _shape(node), is_op(node, "view", "expand", "permute", "same", "cast")
     if name == "repeat":
         return _tiled(node, dims)
     if name == "repeat_interleave":

@@ -15,26 +15,26 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.base.wording import with_article
 from graphfuse.torch.analysis import generated, surroundings
 from graphfuse.torch.analysis.meaning import (
-    called,
+    called_name,
     changes,
+    concatenated,
     dtype,
-    end_of,
-    exact,
     is_changed,
     is_last,
     is_op,
-    joined,
     number,
     operands,
     permutation,
     same,
-    unviewed,
+    slice_of_last_dim,
     value,
+    without_casts,
+    without_views,
     writes,
 )
-from graphfuse.torch.analysis.new_nodes import put, tell_as
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.new_nodes import copy_records, insert
 from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.attention.constants import Constants
 from graphfuse.torch.attention.mask import MaskKind
 from graphfuse.torch.attention.mask_pass import erase
@@ -144,7 +144,7 @@ def _joined(node: Node) -> tuple[Node, Node, list[Node]] | None:
             return None
         source, casts = _cast_of(whole)
         inner = [*inner, *casts, *largest[1]]
-    parts = joined(source)
+    parts = concatenated(source)
     if len(parts) != 2 or any(value(t) is None or value(t).dim() != 4 for t in parts):
         return None
     return (*parts, [*inner, source]) if same(value(parts[1]).shape[-1], 1) else None
@@ -211,7 +211,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
         nodes.append(user)
         if not is_without_sink and _drops_last(user, node):
             is_without_sink = True
-        elif called(user) == "dropout":
+        elif called_name(user) == "dropout":
             if not generated.is_free(user) or writes(user):
                 raise _No("dropout follows its probabilities")
         elif is_op(user, "matmul") and is_without_sink and user.args[:1] == (node,):
@@ -223,7 +223,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
 
 def _drops_last(node: Node, of: Node) -> bool:
     """True if a node is another one without the last element of its last dimension."""
-    source, part = end_of(node) or (None, slice(None))
+    source, part = slice_of_last_dim(node) or (None, slice(None))
     if source is not of or part.start not in (None, 0) or part.step not in (None, 1):
         return False
     extent = value(of).shape[-1]
@@ -313,7 +313,7 @@ def _condition(node: object) -> Node | None:
     if found is None or not _is_lowest(found.get(2, "other"), dtype(node)):
         return None
     condition, zero = found.get(0, "condition"), found.get(1, "input")
-    is_zero = called(zero) in ("zeros", "zeros_like", "new_zeros") if isinstance(zero, Node) else zero == 0
+    is_zero = called_name(zero) in ("zeros", "zeros_like", "new_zeros") if isinstance(zero, Node) else zero == 0
     return condition if is_zero and dtype(condition) is torch.bool else None
 
 
@@ -324,7 +324,7 @@ def _sinks(node: object, heads: object) -> Node:
     shape = (*((1,) * (4 - value(node).dim())), *value(node).shape)
     if not all(map(same, shape, (1, heads, 1, 1))):
         raise _No("its sinks are not one number for each head")
-    return unviewed(node)
+    return without_views(node)
 
 
 def _narrow(node: Node, kind: torch.dtype | None) -> Node:
@@ -334,7 +334,7 @@ def _narrow(node: Node, kind: torch.dtype | None) -> Node:
         if value(cast.args[0]).device != value(node).device:
             break
         node = cast.args[0]
-    found = node if dtype(node) is kind else exact(node)
+    found = node if dtype(node) is kind else without_casts(node)
     return found if dtype(found) is kind else node
 
 
@@ -367,13 +367,13 @@ def _allow(found: Attention, regions: surroundings.Regions) -> None:
     def read(node: Node) -> Sequence[Node]:
         return [t for t in node.all_input_nodes if t not in ends and t.op not in ("placeholder", "get_attr")]
 
-    within = {*reached([found.out], read)}
+    within = {*reachable([found.out], read)}
     if dtype(found.out) not in TYPES:
         raise _No(f"its result is {dtype(found.out)}")
     for node in found.inner:
         if not nodes.issuperset(node.users):
             raise _No(f"{node.name} of it is read elsewhere, too")
-    if any(surroundings.acts(user) for node in within - {found.out} for user in node.users):
+    if any(surroundings.has_side_effect(user) for node in within - {found.out} for user in node.users):
         raise _No("something of it is changed, or has a hook")
     if within & regions.nested:
         raise _No("it is in a transform of torch.func")
@@ -398,20 +398,22 @@ def _put(graph: Graph, found: Attention, allowed: MaskKind | None, new: Mapping[
     out, kind = found.out, dtype(found.out)
     q, k, v = (new.get(t, t) for t in (found.q, found.k, found.v))
     with graph.inserting_before(out):
-        k = put(graph, _aten.transpose.int, k, 2, 3) if found.is_k_transposed else k
-        tensors = [t if dtype(t) is kind else put(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
-        sinks = found.sinks if value(found.sinks).dim() == 1 else put(graph, _aten.reshape.default, found.sinks, [-1])
+        k = insert(graph, _aten.transpose.int, k, 2, 3) if found.is_k_transposed else k
+        tensors = [t if dtype(t) is kind else insert(graph, _aten.to.dtype, t, kind) for t in (q, k, v)]
+        sinks = (
+            found.sinks if value(found.sinks).dim() == 1 else insert(graph, _aten.reshape.default, found.sinks, [-1])
+        )
         mask = found.mask.node if found.mask and allowed is None else None
-        mask = put(graph, _aten.logical_not.default, mask) if mask and found.mask.is_inverted else mask
+        mask = insert(graph, _aten.logical_not.default, mask) if mask and found.mask.is_inverted else mask
         call: Callable[..., object] = getattr(torch.ops.graphfuse, NAME).default
         options = (
             (mask, False, found.scale) if allowed is None else (None, allowed.is_causal, found.scale, allowed.window)
         )
         made = graph.call_function(call, (*tensors, sinks, *options))
-        tell_as(made, out)
+        copy_records(made, out)
         if not all(is_op(user, "permute") for user in out.users):  # other readers may require the rows contiguous
             made = graph.call_function(_aten.contiguous.default, (made,))
-            tell_as(made, out)
+            copy_records(made, out)
     out.replace_all_uses_with(made)
     for node in sorted((out, *found.inner), reverse=True):
         graph.erase_node(node)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.torch.analysis import generated, surroundings
 from graphfuse.torch.analysis.meaning import has_gradient
-from graphfuse.torch.analysis.new_nodes import become
+from graphfuse.torch.analysis.new_nodes import replace_nodes
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.attention import mask_pass as attention
 from graphfuse.torch.attention import sinks_pass as sinks
@@ -107,7 +107,7 @@ def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> 
     before = copy.deepcopy(module.graph)
     entries = _replace_in(module, declines, own_random)
     if not any(entry.is_replaced for entry in entries):
-        become(module.graph, before)
+        replace_nodes(module.graph, before)
         module.recompile()
     return entries
 

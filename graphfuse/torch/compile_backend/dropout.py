@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.analysis import cost, generated, surroundings
-from graphfuse.torch.analysis.meaning import called, dtype, value, writes
-from graphfuse.torch.analysis.new_nodes import put, record
+from graphfuse.torch.analysis.meaning import called_name, dtype, value, writes
+from graphfuse.torch.analysis.new_nodes import insert, record
 
 _KEYS = 2**24
 """Limit of seeds and offsets: they are float32, which has all integers up to this."""
@@ -53,7 +53,7 @@ class KeyedDropouts:
             record(keys, nodes[0], lambda x: x.new_empty(2 * len(nodes), dtype=torch.float32))
         for n, node in enumerate(nodes):
             with self._graph.inserting_before(node):
-                pair = [put(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
+                pair = [insert(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
             args = (node.all_input_nodes[0], *pair, generated.rate_of_dropout(node))
             node.target, node.args, node.kwargs = torch.ops.graphfuse.keyed_dropout.default, args, {}
             self._keys += pair
@@ -73,7 +73,7 @@ class KeyedDropouts:
 
 
 def _is_suitable(node: Node) -> bool:
-    if called(node) != "dropout" or generated.is_free(node) or writes(node):
+    if called_name(node) != "dropout" or generated.is_free(node) or writes(node):
         return False
     made, probability = value(node), generated.rate_of_dropout(node)
     if made is None or made.dtype not in FLOATS or made.device.type != cost.DEVICE or not made.dim():

@@ -14,8 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.analysis import cost, surroundings
-from graphfuse.torch.analysis.meaning import arguments, called, is_changed, value
-from graphfuse.torch.analysis.new_nodes import put, tell_as
+from graphfuse.torch.analysis.meaning import arguments, called_name, is_changed, value
+from graphfuse.torch.analysis.new_nodes import copy_records, insert
 from graphfuse.torch.operators import channel_moments
 
 LEAST = 1 << 22
@@ -26,13 +26,13 @@ _PARAMETERS = "input num_groups weight bias eps".split()
 def replace(module: GraphModule) -> Iterator[Node]:
     """Replaces group norms of a graph, for inference. Yields the nodes that were replaced."""
     graph, nested = module.graph, surroundings.regions(module.graph).nested
-    for node in [node for node in graph.nodes if called(node) == "group_norm" and node not in nested]:
+    for node in [node for node in graph.nodes if called_name(node) == "group_norm" and node not in nested]:
         given = {"eps": 1e-5} | arguments(node, *_PARAMETERS)
         of, groups, weight, bias, eps = map(given.get, _PARAMETERS)
         if isinstance(groups, int) and isinstance(eps, float) and _fits(node, of) and not is_changed(of):
             with graph.inserting_before(node):
                 made = _normalized(graph, of, groups, weight, bias, eps)
-            tell_as(made, node)
+            copy_records(made, node)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
             yield node
@@ -54,23 +54,23 @@ def _normalized(graph: Graph, of: Node, groups: int, weight: Node | None, bias: 
     """Node of the normalized tensor. weight, bias: nodes of vectors over channels, or None."""
     x = value(of)
     by_group = groups, x.shape[1] // groups
-    found = put(graph, torch.ops.graphfuse.channel_moments.default, of, eps)
+    found = insert(graph, torch.ops.graphfuse.channel_moments.default, of, eps)
     means, variances = (
-        put(graph, torch.unflatten, put(graph, operator.getitem, found, n), 1, by_group) for n in range(2)
+        insert(graph, torch.unflatten, insert(graph, operator.getitem, found, n), 1, by_group) for n in range(2)
     )
-    both = put(graph, torch.ops.aten.var_mean.dim, means, [2, 3], False)
-    spread, mean = (put(graph, operator.getitem, both, n) for n in range(2))
-    variance = put(graph, torch.add, put(graph, torch.ops.aten.mean.dim, variances, [2, 3]), spread)
-    scale = put(graph, torch.unsqueeze, put(graph, torch.rsqrt, variance), -1)
+    both = insert(graph, torch.ops.aten.var_mean.dim, means, [2, 3], False)
+    spread, mean = (insert(graph, operator.getitem, both, n) for n in range(2))
+    variance = insert(graph, torch.add, insert(graph, torch.ops.aten.mean.dim, variances, [2, 3]), spread)
+    scale = insert(graph, torch.unsqueeze, insert(graph, torch.rsqrt, variance), -1)
     if weight is None:
-        scale = put(graph, torch.ops.aten.expand.default, scale, (-1, *by_group))
+        scale = insert(graph, torch.ops.aten.expand.default, scale, (-1, *by_group))
     else:
-        scale = put(graph, torch.mul, scale, put(graph, torch.unflatten, weight, 0, by_group))
-    shift = put(graph, torch.neg, put(graph, torch.mul, put(graph, torch.unsqueeze, mean, -1), scale))
+        scale = insert(graph, torch.mul, scale, insert(graph, torch.unflatten, weight, 0, by_group))
+    shift = insert(graph, torch.neg, insert(graph, torch.mul, insert(graph, torch.unsqueeze, mean, -1), scale))
     if bias is not None:
-        shift = put(graph, torch.add, shift, put(graph, torch.unflatten, bias, 0, by_group))
-    scale, shift = (put(graph, torch.flatten, t, 1) for t in (scale, shift))
+        shift = insert(graph, torch.add, shift, insert(graph, torch.unflatten, bias, 0, by_group))
+    scale, shift = (insert(graph, torch.flatten, t, 1) for t in (scale, shift))
     for _ in x.shape[2:]:
-        scale, shift = (put(graph, torch.unsqueeze, t, -1) for t in (scale, shift))
-    made = put(graph, torch.add, put(graph, torch.mul, of, scale), shift)
-    return put(graph, torch.ops.aten.to.dtype, made, x.dtype)
+        scale, shift = (insert(graph, torch.unsqueeze, t, -1) for t in (scale, shift))
+    made = insert(graph, torch.add, insert(graph, torch.mul, of, scale), shift)
+    return insert(graph, torch.ops.aten.to.dtype, made, x.dtype)

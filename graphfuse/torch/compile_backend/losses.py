@@ -16,8 +16,18 @@ from torch.nn import functional as F
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.losses import MOST_IGNORED
 from graphfuse.torch.analysis import generated, surroundings
-from graphfuse.torch.analysis.meaning import arguments, called, dtype, exact, is_changed, is_op, same, value, wide
-from graphfuse.torch.analysis.new_nodes import put, record, tell_as
+from graphfuse.torch.analysis.meaning import (
+    arguments,
+    called_name,
+    dtype,
+    is_changed,
+    is_op,
+    norm_type,
+    same,
+    value,
+    without_casts,
+)
+from graphfuse.torch.analysis.new_nodes import copy_records, insert, record
 from graphfuse.torch.regions.replace import erase_unread
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -61,25 +71,27 @@ class RowLosses:
         with graph.inserting_before(one.node):
             logits, target = one.logits, one.target
             if extents.count(-1) > 1 or 0 in extents:
-                logits = put(graph, torch.flatten, logits, 0, -2)
+                logits = insert(graph, torch.flatten, logits, 0, -2)
             elif len(extents) > 1:
-                target = put(graph, aten.view.default, target, extents)
+                target = insert(graph, aten.view.default, target, extents)
             options = one.ignore_index, one.label_smoothing, 0.0
             rows = graph.call_function(torch.ops.graphfuse.cross_entropy_loss.default, (logits, target, *options))
-            tell_as(rows, one.node)
+            copy_records(rows, one.node)
             has_gradient = loss.requires_grad
             record(rows, target, lambda t: t.new_empty(t.shape, dtype=torch.float32).requires_grad_(has_gradient))
-            made = put(graph, torch.flatten, rows) if one.reduction == "none" else put(graph, aten.sum.default, rows)
+            made = (
+                insert(graph, torch.flatten, rows) if one.reduction == "none" else insert(graph, aten.sum.default, rows)
+            )
             if one.reduction == "mean":
-                counted = put(graph, aten.ne.Scalar, one.target, one.ignore_index)
-                made = put(graph, aten.div.Tensor, made, put(graph, aten.sum.default, counted))
+                counted = insert(graph, aten.ne.Scalar, one.target, one.ignore_index)
+                made = insert(graph, aten.div.Tensor, made, insert(graph, aten.sum.default, counted))
             if loss.dtype is not torch.float32:
-                made = put(graph, aten.to.dtype, made, loss.dtype)
+                made = insert(graph, aten.to.dtype, made, loss.dtype)
         self._replace(one.node, made)
         return rows, made
 
     def _replace(self, old: Node, new: Node) -> None:
-        tell_as(new, old)
+        copy_records(new, old)
         old.replace_all_uses_with(new)
         self._graph.erase_node(old)
 
@@ -89,27 +101,27 @@ class RowLosses:
             if one.reduction != "none" and rows.users and made.users:
                 with self._graph.inserting_before(made):
                     loss = self._torchs(rows, one.reduction)
-                    self._replace(made, put(self._graph, torch.ops.aten.to.dtype, loss, value(made).dtype))
+                    self._replace(made, insert(self._graph, torch.ops.aten.to.dtype, loss, value(made).dtype))
                 erase_unread(self._graph)
             if rows.users:
                 with self._graph.inserting_before(rows):
-                    loss = put(self._graph, torch.ops.aten.view_as.default, self._torchs(rows, "none"), rows.args[1])
+                    loss = insert(self._graph, torch.ops.aten.view_as.default, self._torchs(rows, "none"), rows.args[1])
                 self._replace(rows, loss)
 
     def _torchs(self, rows: Node, reduction: str) -> Node:
         """Node of torch's loss, in float32."""
         logits, target, ignored, smoothing, _ = rows.args
-        given = [put(self._graph, torch.flatten, logits, 0, -2), put(self._graph, torch.flatten, target)]
+        given = [insert(self._graph, torch.flatten, logits, 0, -2), insert(self._graph, torch.flatten, target)]
         if value(logits).dtype is not torch.float32:
-            given[0] = put(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
-        return put(self._graph, F.cross_entropy, *given, None, None, ignored, None, reduction, smoothing)
+            given[0] = insert(self._graph, torch.ops.aten.to.dtype, given[0], torch.float32)
+        return insert(self._graph, F.cross_entropy, *given, None, None, ignored, None, reduction, smoothing)
 
 
 def _losses(graph: Graph) -> Iterator[Loss]:
     """Cross entropies of a graph: of logits with two dimensions, classes last, and class numbers, without class
     weights."""
     for node in graph.nodes:
-        names = _PARAMETERS.get(called(node))
+        names = _PARAMETERS.get(called_name(node))
         if names is None:
             continue
         given = arguments(node, *names)
@@ -121,7 +133,7 @@ def _losses(graph: Graph) -> Iterator[Loss]:
         if any(one is not None for one in others) or not isinstance(smoothing, float | int) or not _fit(x, target):
             continue
         logits, ignored = _unviewed(x), given.get("ignore_index", -100)
-        logits = _normalized(x, logits) if called(node) == "nll_loss" else logits
+        logits = _normalized(x, logits) if called_name(node) == "nll_loss" else logits
         if logits is None or not isinstance(ignored, int) or abs(ignored) >= MOST_IGNORED:
             continue
         if not any(map(_may_change, (x, logits, target))) and value(logits).dtype in FLOATS:
@@ -137,7 +149,7 @@ def _fit(x: object, target: object) -> bool:
 
 def _unviewed(x: Node) -> Node:
     """Node that has the same rows before casts to a wider type and before one view as rows."""
-    source = exact(x)
+    source = without_casts(x)
     of = is_op(source, "view")
     before, rows = value(of.args[0]) if of else None, value(source)
     if (
@@ -148,7 +160,7 @@ def _unviewed(x: Node) -> Node:
     ):
         return source
     # An index may select a part of the rows.
-    return exact(of.args[0]) if same(before.numel(), rows.numel()) else source
+    return without_casts(of.args[0]) if same(before.numel(), rows.numel()) else source
 
 
 def _normalized(x: Node, source: Node) -> Node | None:
@@ -157,11 +169,11 @@ def _normalized(x: Node, source: Node) -> Node | None:
     node = x
     while node is not source and len(node.users) == 1:
         node = node.args[0]
-    if called(node) != "log_softmax" or len(node.users) != 1 or value(node) is None:
+    if called_name(node) != "log_softmax" or len(node.users) != 1 or value(node) is None:
         return None
     given = arguments(node, "input", "dim")
     kind, is_last = dtype(given["input"]), given.get("dim") in (-1, value(node).dim() - 1)
-    return _unviewed(given["input"]) if is_last and dtype(node) in (kind, wide(kind)) else None
+    return _unviewed(given["input"]) if is_last and dtype(node) in (kind, norm_type(kind)) else None
 
 
 def _may_change(node: object) -> bool:

@@ -17,8 +17,8 @@ from graphfuse.base.wording import with_article
 from graphfuse.functional.tensor_parameter import INTEGERS
 from graphfuse.ops import OPS
 from graphfuse.torch.analysis.aten_calls import Call
-from graphfuse.torch.analysis.meaning import called, same
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.meaning import called_name, same
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions.columns import ColumnAxes
 
 ROUNDED = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
@@ -95,7 +95,7 @@ class OwnedStep:
 
     def upstream(self) -> Iterator[OwnedStep]:
         """The step and all steps that it depends on."""
-        return reached([self], lambda one: (v.step for v in one.read if v.step is not None))
+        return reachable([self], lambda one: (v.step for v in one.read if v.step is not None))
 
 
 class CallTranslation:
@@ -140,7 +140,7 @@ class CallTranslation:
                 ports = [p.name for p in OPS[op].inputs]
                 inputs = {name: value for name, value in given.items() if name in ports}
                 return self.step(op, inputs, {n: v for n, v in given.items() if n not in ports})
-        of = called(self.node)
+        of = called_name(self.node)
         calls = "" if self.call.name.startswith(of) else f", which {of} calls"
         raise NoOp(f"no op computes {self.call.name} of such arguments{calls}")
 
@@ -303,11 +303,11 @@ def _axes(values: Sequence[Value], shape: Sequence[object], end: int) -> tuple[i
     found: list[int] = []
     for place in range(1, rank + 1):
         there = [v for v in known if v.tensor.dim() >= place]
-        told = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
-        told = told or {v.aligned()[-place] for v in there} or {min(found, default=end) - 1}
-        if len(told) != 1:
+        axes_here = {v.aligned()[-place] for v in there if not same(v.shape[-place], 1)}
+        axes_here = axes_here or {v.aligned()[-place] for v in there} or {min(found, default=end) - 1}
+        if len(axes_here) != 1:
             raise AlongTwoAxes
-        found += told
+        found += axes_here
     found.reverse()
     if len({*found}) < rank:
         raise AlongTwoAxes

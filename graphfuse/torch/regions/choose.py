@@ -18,9 +18,9 @@ from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.linked import linked
-from graphfuse.torch.analysis.meaning import hint, is_changed, several, told
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.components import connected_components
+from graphfuse.torch.analysis.meaning import as_sequence, hint, is_changed, recorded_result
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions.call_translation import OwnedStep, Value
 from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
 from graphfuse.torch.regions.groups import behind_whole_rows, groups
@@ -101,7 +101,7 @@ def find(
         untranslated = {node for node in graph.nodes if generated.takes_by_number(node) and node in along[COLUMNS].why}
         reductions = [n for n in graph.nodes if n in left and (generated.is_reduction(n) or n in untranslated)]
         # Sums of all elements, such as those of losses, reduce no rows.
-        reductions = [node for node in reductions if getattr(several(told(node))[0], "shape", ())]
+        reductions = [node for node in reductions if getattr(as_sequence(recorded_result(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}
         why_left |= {node: why for node, why in whys.items() if why}
     said = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
@@ -117,7 +117,7 @@ def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     """Nodes that a region may have: those connected with a reduction, or with a common input. Others are not
     translated, as translation runs them, which takes long."""
     found = (n for n in graph.nodes if n in parts and generated.is_fused(n))
-    groups = linked((node, (node, *node.all_input_nodes)) for node in found)
+    groups = connected_components((node, (node, *node.all_input_nodes)) for node in found)
     return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
 
 
@@ -176,7 +176,7 @@ def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
 def _is_elsewhere(node: Node, translation: TranslatedGraph, parts: Mapping[Node, int]) -> bool:
     """True for a view of a tensor that another part of the graph makes: modes such as no_grad may differ there."""
     values = translation.values[node]
-    steps = (v.step for v in several(values) if isinstance(v, Value))
+    steps = (v.step for v in as_sequence(values) if isinstance(v, Value))
     return any(step is not None and parts[step.owner] != parts[node] for step in steps)
 
 
@@ -193,15 +193,15 @@ def _components(
         shared = (step.owner, *(id(v.tensor) for v in step.read if v.step is None and v.tensor.dim() > 1))
         return (step, *beside, *((place(step), one) for one in shared))
 
-    return linked((step, keys(step)) for step in translation.steps)
+    return connected_components((step, keys(step)) for step in translation.steps)
 
 
 def _visible(translation: TranslatedGraph) -> dict[OwnedStep, Node]:
     """The first node that has the result of a step, by step."""
     found: dict[OwnedStep, Node] = {}
     for node, value in translation.values.items():
-        for one in several(value):
-            if isinstance(one, Value) and one.step is not None and isinstance(told(node), torch.Tensor):
+        for one in as_sequence(value):
+            if isinstance(one, Value) and one.step is not None and isinstance(recorded_result(node), torch.Tensor):
                 found.setdefault(one.step, node)
     return found
 
@@ -403,7 +403,7 @@ class _Assembled:
             )
         else:
             own, inputs, outputs = sorted({*nodes, *made.values()}), [node for node, _ in order], [*made.values()]
-            trains = any(getattr(told(node), "requires_grad", False) for node in outputs)
+            trains = any(getattr(recorded_result(node), "requires_grad", False) for node in outputs)
             spelled = recognize_norms(program, columns if isinstance(columns, int) else None, trains)
             orders = tuple(one.order for one in (*read_tensors, *results))
             moved = traffic(own, inputs, outputs)
@@ -416,7 +416,7 @@ class _Assembled:
 
 def _with_unread_views(nodes: set[Node], translation: TranslatedGraph) -> set[Node]:
     """Nodes, and those views of their results that nothing else reads."""
-    found = {*reached(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
+    found = {*reachable(nodes, lambda node: [user for user in node.users if _is_alias(user, translation)])}
     while left := {n for n in found - nodes if _is_used(n, found, translation)}:
         found -= left
     return found

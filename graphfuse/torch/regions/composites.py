@@ -13,7 +13,7 @@ from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.aten_calls import Call, is_view
-from graphfuse.torch.analysis.meaning import called, has_gradient, same, told
+from graphfuse.torch.analysis.meaning import called_name, has_gradient, recorded_result, same
 from graphfuse.torch.regions.call_translation import (
     FP8,
     SMALL_INTEGERS,
@@ -103,7 +103,7 @@ def _cast(d: CallTranslation) -> Value:
     if d.out.dtype is torch.bool:
         return d.step("cmp_neq", {"input": x, "comparison": 0})
     if d.out.dtype in FP8:
-        recorded = told(d.node)
+        recorded = recorded_result(d.node)
         if isinstance(recorded, torch.Tensor) and recorded.requires_grad:
             raise Untranslated(f"a cast to {d.out.dtype}, of which the gradient is of that type")
         if not _saturates(d.out.dtype):
@@ -163,7 +163,7 @@ def _constant_like(number: float | None, d: CallTranslation) -> object:
     """Number of `_constant`, for a call that a node makes among others. If the call is the whole node, a step with that
     number for each element of `self`: it selects the number in either case."""
     made, x = _constant(number, d), d["self"]
-    if not d.call.name.startswith(f"{called(d.node)}.") or not isinstance(x, Value):
+    if not d.call.name.startswith(f"{called_name(d.node)}.") or not isinstance(x, Value):
         return made
     itself = d.between("cmp_eq", input=x, comparison=x)
     return d.step("binary_select", {"input0": made, "input1": made, "mask": itself})

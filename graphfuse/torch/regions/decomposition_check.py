@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.aten_calls import Call, given
-from graphfuse.torch.analysis.meaning import several, tensors
+from graphfuse.torch.analysis.meaning import as_sequence, tensors
 
 _POINTS = frozenset((0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, 200.0))
 """Points for all comparisons, with their negatives and the numbers in the call: usual limits, and values that overflow
@@ -80,7 +80,7 @@ def _is_equivalent(overload: torch._ops.OpOverload, leaves: tuple[object, ...], 
         read = [t for t in tensors((args, named)) if t.requires_grad]
         try:
             of_call, of_parts = (
-                several(f(*args, **named))[0] for f in (overload, torch_private.decomposition(overload))
+                as_sequence(f(*args, **named))[0] for f in (overload, torch_private.decomposition(overload))
             )
             is_number = of_call.isfinite()
             gradients = zip(*(_gradients(one, read, is_number) for one in (of_call, of_parts)), strict=True)

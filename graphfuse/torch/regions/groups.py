@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import called, is_op, same, value
+from graphfuse.torch.analysis.meaning import called_name, is_op, same, value
 from graphfuse.torch.regions.pair_turns import source_of_turn_around, stacked_tensors
 
 _OF_EXTENTS = frozenset({"view", "_unsafe_view", "reshape", "unflatten"})
@@ -104,7 +104,7 @@ def _viewed(node: Node) -> tuple[Groups, bool] | None:
     count, columns = parts.shape[-2:] if whole.dim() else (1, 1)
     if not isinstance(count, int) or not isinstance(columns, int) or columns == 1:
         return None
-    if count == 1 and called(node) not in _OF_EXTENTS:  # the view only adds a dimension
+    if count == 1 and called_name(node) not in _OF_EXTENTS:  # the view only adds a dimension
         return None
     if not same(whole.shape[-1], count * columns) or not all(map(same, whole.shape[:-1], parts.shape[:-2])):
         return None

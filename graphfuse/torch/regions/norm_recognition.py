@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from graphfuse.base.dtypes import data_type
 from graphfuse.ops import OPS
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions.call_translation import TO_BOOL
 from graphfuse.torch.regions.program import Program, ProgramStep, Source, number_of
 
@@ -139,7 +139,7 @@ class _Steps:
             step = self._made_by(source)
             return (s for s in map(self._exact, step.inputs.values()) if s != x) if step else ()
 
-        between = {*map(number_of, reached([f"@{number}"], read))} - {None}
+        between = {*map(number_of, reachable([f"@{number}"], read))} - {None}
         return all(self._readers[f"@{n}"] <= between for n in between - {number})
 
     def rounds(self, number: int) -> bool:

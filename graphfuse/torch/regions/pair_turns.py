@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from graphfuse.torch.analysis.meaning import arguments, called, end_of, is_last, is_op, joined, same, value
+from graphfuse.torch.analysis.meaning import (
+    arguments,
+    called_name,
+    concatenated,
+    is_last,
+    is_op,
+    same,
+    slice_of_last_dim,
+    value,
+)
 
 _WITHIN = frozenset({"stack", "unbind", "select", "getitem"})
 """Names of operations within a turn, in addition to slices, views and negations."""
@@ -28,7 +37,7 @@ class Turn:
 
 def turn_of(node: object) -> Turn | None:
     """The turn whose result a node is; None for any other node."""
-    found = _turn(joined(node), _half_column)
+    found = _turn(concatenated(node), _half_column)
     if found is None and (viewed := is_op(node, "view")):
         found = _turn(stacked_tensors(viewed.args[0]), pair_column, viewed.args[0])
         if found is not None and not are_of_one_shape(node, found.source):
@@ -51,7 +60,7 @@ def source_of_turn_around(node: Node) -> Node | None:
 
 
 def _is_within(node: Node) -> bool:
-    return is_op(node, "slice", "view", "neg") is not None or called(node) in _WITHIN
+    return is_op(node, "slice", "view", "neg") is not None or called_name(node) in _WITHIN
 
 
 def _turn(parts: Sequence[Node], column_of: Callable[[object], PairColumn | None], *viewed: Node) -> Turn | None:
@@ -71,7 +80,7 @@ def are_of_one_shape(a: Node, b: Node) -> bool:
 
 def stacked_tensors(node: object) -> tuple[Node, ...]:
     """Tensors that a node stacks along a new last dimension; none for any other node."""
-    if not isinstance(node, Node) or called(node) != "stack":
+    if not isinstance(node, Node) or called_name(node) != "stack":
         return ()
     given = arguments(node, "tensors", "dim")
     return tuple(given["tensors"]) if is_last(given.get("dim", 0), node) else ()
@@ -89,7 +98,7 @@ class PairColumn:
 def pair_column(node: object) -> PairColumn | None:
     """The column of neighbouring pairs that a node selects: every second one of a source, or one of two along the
     dimension of pairs in a view. None for any other node."""
-    found = end_of(node)
+    found = slice_of_last_dim(node)
     if found is not None and isinstance(value(found[0]).shape[-1], int):
         source, part = found
         columns, start = value(source).shape[-1], part.start or 0
@@ -107,13 +116,13 @@ def pair_column(node: object) -> PairColumn | None:
 def _element_of_last_dim(node: object) -> tuple[Node, int, tuple[Node, ...]] | None:
     """Tensor of which a node selects one of two elements along the last dimension, the element's number, and the nodes
     in between; None for any other node."""
-    if not isinstance(node, Node) or called(node) not in ("getitem", "select"):
+    if not isinstance(node, Node) or called_name(node) not in ("getitem", "select"):
         return None
     pairs, way = node.args[0], ()
-    if called(node) == "select":
+    if called_name(node) == "select":
         given = arguments(node, "input", "dim", "index")
         dim, number = given.get("dim"), given.get("index")
-    elif called(pairs) == "unbind":
+    elif called_name(pairs) == "unbind":
         given, number, way = arguments(pairs, "input", "dim"), node.args[1], (pairs,)
         pairs, dim = pairs.args[0], given.get("dim", 0)
     else:
@@ -124,7 +133,7 @@ def _element_of_last_dim(node: object) -> tuple[Node, int, tuple[Node, ...]] | N
 
 def _half_column(node: object) -> PairColumn | None:
     """The half of a source along the last dimension that a node selects. A pair has one column in each half."""
-    found = end_of(node)
+    found = slice_of_last_dim(node)
     if found is None or value(node) is None or not isinstance(value(found[0]).shape[-1], int):
         return None
     source, part = found

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch.fx import Graph
 
-from graphfuse.torch.analysis.meaning import same, told
+from graphfuse.torch.analysis.meaning import recorded_result, same
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.program import Program
@@ -41,8 +41,8 @@ def _key(region: TorchRegion) -> tuple[object, ...]:
         return ()
     pairs = [*zip(region.inputs, program.inputs, strict=True)]
     shared = [node for node, one in pairs if one.extents.is_of_tokens]
-    given = [told(node) for node, one in pairs if not one.extents.is_of_tokens and not one.extents.whole]
-    fits = not any(told(node).requires_grad for node in shared) and all(t.dim() == 1 for t in given)
+    given = [recorded_result(node) for node, one in pairs if not one.extents.is_of_tokens and not one.extents.whole]
+    fits = not any(recorded_result(node).requires_grad for node in shared) and all(t.dim() == 1 for t in given)
     return (program.text, *shared) if shared and fits else ()
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import KEYS, changes, may_write, same, told, writes
-from graphfuse.torch.analysis.new_nodes import permuted, put, record, tell_as
+from graphfuse.torch.analysis.meaning import KEYS, changes, may_write, recorded_result, same, writes
+from graphfuse.torch.analysis.new_nodes import copy_records, insert, permuted, record
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
 
@@ -46,8 +46,8 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     if not is_fit:
         return "what it reads is made after its results are read"
     asked = ((node, view, view.tensor) for node, view in zip(inputs, read, strict=True))
-    back = ((node, view, told(node)) for node, view in zip(region.outputs, made, strict=True))
-    if any(view.is_unknown(told(node), viewed) for node, view, viewed in (*asked, *back)):
+    back = ((node, view, recorded_result(node)) for node, view in zip(region.outputs, made, strict=True))
+    if any(view.is_unknown(recorded_result(node), viewed) for node, view, viewed in (*asked, *back)):
         return "its rows are viewed with other dimensions, and several extents vary"
     with graph.inserting_before(place):
         given = [view.put(graph, node) for node, view in zip(inputs, read, strict=True)]
@@ -59,10 +59,11 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
             if key in results[0].meta:
                 call.meta[key] = [result.meta[key] for result in results]
         results = [
-            view.undone(graph, node, told(old)) for node, view, old in zip(results, made, region.outputs, strict=True)
+            view.undone(graph, node, recorded_result(old))
+            for node, view, old in zip(results, made, region.outputs, strict=True)
         ]
     for old, result in zip(region.outputs, results, strict=True):
-        tell_as(result, old)
+        copy_records(result, old)
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
     for node in reversed(region.nodes):
@@ -96,14 +97,14 @@ class Arrangement:
 
     def put(self, graph: Graph, node: Node) -> Node:
         """Node of the view of a node."""
-        if self._is_viewed(told(node)):
-            node = put(graph, torch.ops.aten.view.default, node, _known(self.tensor))
+        if self._is_viewed(recorded_result(node)):
+            node = insert(graph, torch.ops.aten.view.default, node, _known(self.tensor))
         return permuted(graph, node, self.order)
 
     def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
         """Node of the view back: from a node in this layout to the shape of `like`."""
         node = _restored(graph, node, self.order)
-        return put(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_viewed(like) else node
+        return insert(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_viewed(like) else node
 
     def _is_viewed(self, t: torch.Tensor) -> bool:
         return t.dim() != self.tensor.dim()
@@ -127,15 +128,15 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
 def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """Result with its dimensions in the order of the original tensor."""
     back = [order.index(d) for d in range(len(order))]
-    ones = [d for d, n in enumerate(back) if same(told(node).shape[n], 1)]
+    ones = [d for d, n in enumerate(back) if same(recorded_result(node).shape[n], 1)]
     if back == sorted(back) or not ones:
         return permuted(graph, node, back)
     # Dimensions of extent 1 thus get the strides that torch gives them.
     longer = [n for n in back if n not in {back[d] for d in ones}]
-    node = put(graph, torch.ops.aten.squeeze.dims, node, [back[d] for d in ones])
+    node = insert(graph, torch.ops.aten.squeeze.dims, node, [back[d] for d in ones])
     node = permuted(graph, node, [sorted(longer).index(n) for n in longer])
     for d in ones:
-        node = put(graph, torch.ops.aten.unsqueeze.default, node, d)
+        node = insert(graph, torch.ops.aten.unsqueeze.default, node, d)
     return node
 
 

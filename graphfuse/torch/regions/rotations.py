@@ -17,19 +17,19 @@ from torch.fx import Graph, Node
 
 from graphfuse.torch.analysis import generated
 from graphfuse.torch.analysis.meaning import (
-    called,
+    called_name,
+    column_of_pairs,
     dtype,
-    exact,
     hint,
     is_changed,
     is_op,
-    number_of_pairs,
     operands,
     same,
     value,
+    without_casts,
 )
-from graphfuse.torch.analysis.new_nodes import put
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.new_nodes import insert
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions.pair_turns import are_of_one_shape, pair_column, stacked_tensors
 from graphfuse.torch.regions.replace import erase_unread
 
@@ -59,14 +59,14 @@ def write_turns(graph: Graph) -> None:
 def _filling(node: Node) -> Sequence[Node]:
     """Writes of the even-numbered and the odd-numbered columns, which fill an empty tensor before it is read; none for
     any other node."""
-    if called(node) not in ("empty_like", "new_empty", "empty") or value(node) is None:
+    if called_name(node) not in ("empty_like", "new_empty", "empty") or value(node) is None:
         return ()
     writes = [user for user in node.users if user.target is operator.setitem and user.args[0] is node]
     if len(writes) != 2 or any(write.users or not isinstance(write.args[2], Node) for write in writes):
         return ()
     if sorted(node.users)[:2] != writes:
         return ()
-    by_place = {number_of_pairs(write.args[1], value(node).dim()): write for write in writes}
+    by_place = {column_of_pairs(write.args[1], value(node).dim()): write for write in writes}
     return (by_place[0], by_place[1]) if by_place.keys() == {0, 1} else ()
 
 
@@ -89,11 +89,11 @@ class _Rotation:
                     doubled[_part(angle)] = _side_by_side(graph, angle, angle)
         with graph.inserting_before(before):
             x = _cast(graph, self.source, self.wide)
-            first, second = (put(graph, _aten.slice.Tensor, x, -1, start, sys.maxsize, 2) for start in (0, 1))
-            turn = _side_by_side(graph, put(graph, _aten.neg.default, second), first)
+            first, second = (insert(graph, _aten.slice.Tensor, x, -1, start, sys.maxsize, 2) for start in (0, 1))
+            turn = _side_by_side(graph, insert(graph, _aten.neg.default, second), first)
             pairs = ((x, self.cos), (turn, self.sin))
-            one, two = (put(graph, _aten.mul.Tensor, a, doubled[_part(b)]) for a, b in pairs)
-            return _cast(graph, put(graph, _aten.add.Tensor, one, two), dtype(node))
+            one, two = (insert(graph, _aten.mul.Tensor, a, doubled[_part(b)]) for a, b in pairs)
+            return _cast(graph, insert(graph, _aten.add.Tensor, one, two), dtype(node))
 
 
 def _part(angle: Node) -> object:
@@ -103,11 +103,11 @@ def _part(angle: Node) -> object:
 
 
 def _side_by_side(graph: Graph, a: Node, b: Node) -> Node:
-    return put(graph, _aten.flatten.using_ints, put(graph, _aten.stack.default, [a, b], -1), -2, -1)
+    return insert(graph, _aten.flatten.using_ints, insert(graph, _aten.stack.default, [a, b], -1), -2, -1)
 
 
 def _cast(graph: Graph, node: Node, kind: torch.dtype) -> Node:
-    return node if dtype(node) is kind else put(graph, _aten.to.dtype, node, kind)
+    return node if dtype(node) is kind else insert(graph, _aten.to.dtype, node, kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ def _product(node: object, number: int) -> _Product | None:
     """Product of the columns with this number in each pair and angles; None for any other node."""
     found = is_op(node, "mul")
     for column, angle in operands(found) if found else ():
-        of = pair_column(exact(column))
+        of = pair_column(without_casts(column))
         if of is not None and of.number == number and isinstance(angle, Node) and value(angle) is not None:
             return _Product(of.source, dtype(column), angle)
     return None
@@ -157,5 +157,5 @@ def _is_small(cos: Node, sin: Node, source: Node) -> bool:
 
 def _is_behind_reduction(node: Node) -> bool:
     """True if a node is computed from a reduction by operations that inductor generates kernels for."""
-    found = reached([node], lambda one: one.all_input_nodes if generated.is_fused(one) else ())
+    found = reachable([node], lambda one: one.all_input_nodes if generated.is_fused(one) else ())
     return any(map(generated.is_reduction, islice(found, _MOST)))

@@ -12,21 +12,21 @@ from graphfuse.base.device import Device
 from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.torch.analysis import cost, generated, surroundings
-from graphfuse.torch.analysis.aten_calls import mistold
+from graphfuse.torch.analysis.aten_calls import wrongly_typed
 from graphfuse.torch.analysis.cost import Candidate, MeasuredCase
 from graphfuse.torch.analysis.meaning import (
-    called,
+    called_name,
     has_gradient,
     hint,
+    read_extents_of_inputs,
+    recorded_result,
+    remove_inplace,
     same,
-    told,
     value,
-    with_extents_of_inputs,
-    with_types_said,
-    without_writes,
+    write_constant_types,
 )
 from graphfuse.torch.analysis.neighbours import ReplacedNodes, elements, is_small, largest
-from graphfuse.torch.analysis.reached import reached
+from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
 from graphfuse.torch.regions.graphs import RegionGraphs
@@ -45,12 +45,12 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     declines: whether regions that inductor computes as fast are not replaced.
     """
     graph = module.graph
-    without_writes(graph)
-    with_extents_of_inputs(graph)
-    with_types_said(graph)
+    remove_inplace(graph)
+    read_extents_of_inputs(graph)
+    write_constant_types(graph)
     write_turns(graph)
     around = surroundings.regions(graph)
-    unusable = dict.fromkeys(mistold(graph), "eager mode computes it in another type than the graph tells")
+    unusable = dict.fromkeys(wrongly_typed(graph), "eager mode computes it in another type than the graph tells")
     unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
     others = dict[Node, str]()
@@ -77,9 +77,9 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
         return "it is differentiated by torch.func, which operators are not for"
     if node in around.nested:
         return "it is in a transform of torch.func"
-    if any(map(surroundings.acts, node.users)):
+    if any(map(surroundings.has_side_effect, node.users)):
         return "it is changed, or has a hook"
-    for t in map(told, (node, *node.all_input_nodes)):
+    for t in map(recorded_result, (node, *node.all_input_nodes)):
         if hasattr(type(t), "__tensor_flatten__") and type(t).__name__ != "DTensor":
             return f"it computes with {with_article(type(t).__name__)}"
     return ""
@@ -104,7 +104,7 @@ def _without_unread_selections(graph: Graph, region: TorchRegion, why_left: dict
 
 def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
     """Nodes, and all that they are computed from. through: the nodes whose inputs are followed."""
-    return {*reached(nodes, lambda node: node.all_input_nodes if node in through else ())}
+    return {*reachable(nodes, lambda node: node.all_input_nodes if node in through else ())}
 
 
 def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
@@ -201,7 +201,7 @@ def _size(region: TorchRegion) -> int:
 
 def _is_convolution(node: Node) -> bool:
     t = value(node)
-    return called(node).startswith("conv") and t is not None and t.dim() > 3
+    return called_name(node).startswith("conv") and t is not None and t.dim() > 3
 
 
 def _extents(region: TorchRegion, of: Sequence[object]) -> Shape:
@@ -237,7 +237,7 @@ def _why_untrainable_region(region: TorchRegion) -> str:
         return ""
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
     made = zip(region.program.outputs, region.outputs, strict=True)
-    if zeros := [node for one, node in made if one not in graphs.graded and told(node).requires_grad]:
+    if zeros := [node for one, node in made if one not in graphs.graded and recorded_result(node).requires_grad]:
         return f"the gradients of {generated.title(zeros[0])} are zeros, which torch makes and a region does not"
     first = region.tensors[0]
     rows, strides = _extents(region, first.shape), _extents(region, first.stride())

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch.fx import Node
 
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import hint, tensors, told
+from graphfuse.torch.analysis.meaning import hint, recorded_result, tensors
 
 
 def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collection[Node]) -> str:
@@ -15,9 +15,9 @@ def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collecti
     they read."""
     together = sum(map(_bytes, (*inputs, *outputs)))
     apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
-    elements = max(1, *(sum(hint(t.numel()) for t in tensors(told(node))) for node in inputs))
+    elements = max(1, *(sum(hint(t.numel()) for t in tensors(recorded_result(node))) for node in inputs))
     return f"{together / elements:.3g} bytes an element, {apart / elements:.3g} by its operations one by one"
 
 
 def _bytes(node: Node) -> int:
-    return sum(hint(t.numel()) * t.dtype.itemsize for t in tensors(told(node)))
+    return sum(hint(t.numel()) * t.dtype.itemsize for t in tensors(recorded_result(node)))

@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 from graphfuse.base.wording import with_article
 from graphfuse.ops import OPS
 from graphfuse.torch.analysis.aten_calls import Call, calls_of, parts_of
-from graphfuse.torch.analysis.meaning import has_gradient, hint, several, tensors, told
+from graphfuse.torch.analysis.meaning import as_sequence, has_gradient, hint, recorded_result, tensors
 from graphfuse.torch.analysis.meaning import value as value_of
 from graphfuse.torch.regions.call_translation import (
     ROUNDED,
@@ -73,7 +73,7 @@ class TranslatedGraph:
     def recorded(self, node: Node, reader: Node | None = None) -> object:
         """Tensor or tensors that were recorded for a node, viewed as groups if nodes are; None for one that cannot be.
         reader: a node, which reads the tensor as it is if it has groups itself."""
-        made = told(node)
+        made = recorded_result(node)
         if self._groups is None or not self.parts and (node in self._inside or reader in self._inside):
             return made
         if self.parts and node not in self._inside:
@@ -103,7 +103,7 @@ class TranslatedGraph:
         node = self._undivided.get(value.tensor)
         if node is None:
             return value
-        t = told(node)
+        t = recorded_result(node)
         self.node_of[t] = node
         return Value(t)
 
@@ -199,7 +199,7 @@ class TranslatedGraph:
         recorded, value = self.recorded(node, reader), self.values.get(node)
         if reader in self._inside and node not in self._inside or (node, reader) in self.in_memory:
             value = None
-        for i, t in enumerate(several(recorded)):
+        for i, t in enumerate(as_sequence(recorded)):
             if isinstance(t, torch.Tensor):
                 one = value[i] if isinstance(value, list | tuple) else value
                 if one is None and t is recorded:
@@ -233,7 +233,7 @@ class TranslatedGraph:
         drawing = CallTranslation(self.steps, node, call, known, self.columns(self.part(node)), self.reduced)
         draw = as_number if is_number(call, known) else COMPOSITES.get(call.name)
         try:
-            made = several(draw(drawing) if draw else drawing.by_table())
+            made = as_sequence(draw(drawing) if draw else drawing.by_table())
         except NoOp:
             parts = None if call.computed in within or _rounds_read(call, read, known) else parts_of(call)
             if parts is None:

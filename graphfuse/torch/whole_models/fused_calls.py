@@ -19,7 +19,7 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import is_op, told, value
+from graphfuse.torch.analysis.meaning import is_op, recorded_result, value
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.symbols import why_left
@@ -224,7 +224,7 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         except Exception:  # the same errors as in the first trace
             pass
     tensors = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
-    if not all(_is_split_or_whole(told(node), tensor) for node, tensor in tensors):
+    if not all(_is_split_or_whole(recorded_result(node), tensor) for node, tensor in tensors):
         return Specialization("it views its rows otherwise than as parts of them", watches)
     places = [*map([*found.sources].index, inputs)]
     made = [region.outputs.index(node) for node in _returned(found, region)]
@@ -262,7 +262,11 @@ def _returned(of: Traced, region: TorchRegion) -> list[Node]:
     """The nodes with the returned tensors, before views of the same shape."""
     found = []
     for node in of.graph.output_node().args[0]:
-        while node not in region.outputs and generated.is_free(node) and told(node).shape == told(node.args[0]).shape:
+        while (
+            node not in region.outputs
+            and generated.is_free(node)
+            and recorded_result(node).shape == recorded_result(node.args[0]).shape
+        ):
             node = node.args[0]
         found.append(node)
     return found
@@ -272,7 +276,7 @@ def _origin(node: Node) -> Node:
     """The node whose rows this node views as groups; the node itself if it is no such view."""
     found = is_op(node, "view")
     source = found.args[0] if found else None
-    is_split = value(source) is not None and value(source).shape[:-1] == told(node).shape[:-2]
+    is_split = value(source) is not None and value(source).shape[:-1] == recorded_result(node).shape[:-2]
     return source if isinstance(source, Node) and is_split else node
 
 
@@ -309,7 +313,7 @@ def _is_split_or_whole(t: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
     """The layout of a node in a region; None if the region reads the node unchanged."""
-    groups = tuple(tensor.shape[-2:]) if tensor.dim() != told(node).dim() else ()
+    groups = tuple(tensor.shape[-2:]) if tensor.dim() != recorded_result(node).dim() else ()
     if not groups and [*order] == sorted(order):
         return None
     return _Arrangement(groups, tuple(order), tuple(map(order.index, range(len(order)))))

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from graphfuse.runtime.fastcall import text, written
 from graphfuse.torch.analysis import generated
-from graphfuse.torch.analysis.meaning import PARTS, called, is_op, writes
+from graphfuse.torch.analysis.meaning import PARTS, called_name, is_op, writes
 from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
 from graphfuse.torch.analysis.reads import is_plain, watched
 from graphfuse.torch.analysis.source import syntax_tree
@@ -113,7 +113,7 @@ def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCa
             runs.append([])
     for run in runs:
         computed = [n for n in run if n.target in norms or _is_activation(n, layer) or is_op(n, "add", "sub", "mul")]
-        moves = any(called(n) == "movedim" or is_op(n, "permute") for n in run)
+        moves = any(called_name(n) == "movedim" or is_op(n, "permute") for n in run)
         depends_on_shapes = moves or any(is_op(n, "mul") and _is_of_two(n) for n in run)
         if any(n.target in norms for n in run) and len(computed) > 1 and depends_on_shapes:
             yield run
@@ -132,7 +132,9 @@ def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) 
         return first in before
     if node.op == "call_module":
         return _is_activation(node, layer)
-    is_move = called(node) in PARTS or is_op(node, "cast", "same", "view", "expand", "permute", "slice") is not None
+    is_move = (
+        called_name(node) in PARTS or is_op(node, "cast", "same", "view", "expand", "permute", "slice") is not None
+    )
     return not writes(node) and (is_move or generated.is_pointwise(node))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, Node, Proxy, Tracer
 
 from graphfuse.torch.analysis import interpreter
-from graphfuse.torch.analysis.meaning import name_of, number_of_pairs
+from graphfuse.torch.analysis.meaning import column_of_pairs, name_of
 from graphfuse.torch.analysis.reads import SELF, Read, is_plain
 from graphfuse.torch.analysis.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
 
@@ -104,7 +104,7 @@ class _ProxyDomain(Domain):
     def store(self, symbol: Proxy, index: object, value: object) -> bool:
         """True if every second column of an empty tensor is written. The others must be written, too, before any
         read."""
-        empty, number = symbol.node, number_of_pairs(index)
+        empty, number = symbol.node, column_of_pairs(index)
         if empty.target is not torch.empty_like or len(empty.args) != 1 or empty.kwargs or empty.users:
             return False
         columns = self._filled.setdefault(empty, {})

@@ -21,7 +21,15 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.analysis.traced import CallSequence, Source, Tensors, recorded, sources_of, tensors_of, unchanging
+from graphfuse.torch.analysis.traced import (
+    CallSequence,
+    Source,
+    TracedTensors,
+    record_calls,
+    sources_of,
+    tensors_of,
+    without_copies,
+)
 from graphfuse.torch.regions import selection
 
 Modules = Sequence[torch.nn.Module]
@@ -109,7 +117,7 @@ def stretch(calls: CallSequence, modules: Modules) -> Stretch:
 
 
 def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]) -> ShapedStretch:
-    domains = dict[int, Tensors]()
+    domains = dict[int, TracedTensors]()
     try:
         graph = _record(calls, modules, given, domains)
     except ForwardDeclined:
@@ -128,7 +136,9 @@ def _shaped(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
     return ShapedStretch(watches, sources_of(calls, modules), module.forward, operations)
 
 
-def _record(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, Tensors]) -> Graph:
+def _record(
+    calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor], domains: dict[int, TracedTensors]
+) -> Graph:
     """The graph of calls with tensors of these shapes. domains: see `recorded`."""
     mode = torch_private.fake_mode()
     if mode is None:
@@ -137,4 +147,4 @@ def _record(calls: CallSequence, modules: Modules, given: Sequence[torch.Tensor]
     with torch_private.without_modes(), torch.no_grad():
         flat = [fake.from_tensor(t.detach()) for t in (*given, *own)]
         with fake:
-            return unchanging(recorded(calls, modules, flat, domains))
+            return without_copies(record_calls(calls, modules, flat, domains))

@@ -6,7 +6,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def linked(things: Iterable[tuple[T, Sequence[Hashable]]]) -> list[list[T]]:
+def connected_components(things: Iterable[tuple[T, Sequence[Hashable]]]) -> list[list[T]]:
     """Things in groups that are connected by common keys, directly or through other things. things: each with its keys.
     Groups and the things in them keep their order."""
     above: dict[Hashable, Hashable] = {}

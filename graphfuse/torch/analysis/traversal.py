@@ -6,7 +6,7 @@ from typing import TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+def reachable(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
     """Things and all that follow from them, each once, the nearest first. following: the direct followers of a
     thing."""
     waiting = [*dict.fromkeys(first)]
