@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import recorded_result
 from graphfuse.torch.compile_backend import compiled
 from graphfuse.torch.regions.translate import TranslatedGraph
@@ -88,8 +88,8 @@ def as_rows(function):
 
 
 def is_region_alone(module):
-    computed = [n for n in module.graph.nodes if n.op.startswith("call") and not generated.is_free(n)]
-    return sum("region" in str(n.target) for n in computed) == 1 and not any(map(generated.is_reduction, computed))
+    computed = [n for n in module.graph.nodes if n.op.startswith("call") and not inductor.is_free(n)]
+    return sum("region" in str(n.target) for n in computed) == 1 and not any(map(inductor.is_reduction, computed))
 
 
 @pytest.mark.parametrize("dtype", [FULL, HALF, BINARY16], ids=str)
@@ -186,16 +186,16 @@ def computed(function):
         for n in module.graph.nodes
         if n.op.startswith("call") and isinstance(recorded_result(n), torch.Tensor | tuple)
     )
-    return [n for n in nodes if not generated.is_free(n)][-1]
+    return [n for n in nodes if not inductor.is_free(n)][-1]
 
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_what_inductor_generates_is_known(name):
     function, reduces = GENERATED[name]
     node = computed(function)
-    assert generated.is_generated(node) and generated.is_reduction(node) == reduces
+    assert inductor.is_generated(node) and inductor.is_reduction(node) == reduces
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_what_libraries_compute_is_known(name):
-    assert not generated.is_generated(computed(CALLED[name]))
+    assert not inductor.is_generated(computed(CALLED[name]))

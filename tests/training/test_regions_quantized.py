@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.regions.operator import region
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, found, rows
@@ -150,7 +150,7 @@ def check(function, *tensors, how="dynamo"):
     for one, other in zip(as_tuple(module(*inputs)), as_tuple(function(*tensors)), strict=True):
         assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
         torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0, equal_nan=True)
-    calls = [n for n in module.graph.nodes if n.op.startswith("call") and not generated.is_free(n)]
+    calls = [n for n in module.graph.nodes if n.op.startswith("call") and not inductor.is_free(n)]
     assert [n.target for n in calls] == [region]
     return verdicts[0][0]
 

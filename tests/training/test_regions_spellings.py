@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.regions import selection
 from support.traces import BELOW, FULL, HIDDEN, as_tuple, full, given, recorded
 
@@ -195,7 +195,7 @@ def replaced(function, tensors, how="dynamo"):
 def alone(graph):
     """True if a graph has calls of one region, and views."""
     computed = [n for n in graph.graph.nodes if n.op.startswith("call") and n.all_input_nodes]
-    called = [n for n in computed if not generated.is_free(n)]
+    called = [n for n in computed if not inductor.is_free(n)]
     return [n.target for n in called] == [torch.ops.graphfuse.region.default]
 
 

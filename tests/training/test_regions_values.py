@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.regions import composites, selection
 from graphfuse.torch.regions.operator import region
 from support.regions import BINARY16, FULL, HALF, C, T, found, rows, summed
@@ -87,7 +87,7 @@ def test_operations(name, dtype):
     whole = lambda x, r: function(summed(x), r)  # noqa: E731
     module, given, verdicts = found(whole, rows(dtype), rows(dtype, 1))
     assert verdicts and not any(why for _, why in verdicts)
-    calls = [n for n in module.graph.nodes if n.op.startswith("call") and not generated.is_free(n)]
+    calls = [n for n in module.graph.nodes if n.op.startswith("call") and not inductor.is_free(n)]
     assert {n.target for n in calls} == {region}
     close(module(*given), whole(rows(dtype), rows(dtype, 1)))
 

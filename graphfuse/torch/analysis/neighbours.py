@@ -15,7 +15,7 @@ from functools import cached_property
 
 from torch.fx import Node
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import hint, is_op, same, value
 from graphfuse.torch.analysis.traversal import reachable
 
@@ -51,9 +51,9 @@ class Crossing:
         """The others, and the operations after them that inductor computes with them."""
 
         def behind(node: Node) -> Iterable[Node]:
-            return filter(generated.is_fused, node.users) if self.where != _BEFORE else ()
+            return filter(inductor.is_fused, node.users) if self.where != _BEFORE else ()
 
-        return (node for node in reachable(self.others, behind) if not generated.is_free(node))
+        return (node for node in reachable(self.others, behind) if not inductor.is_free(node))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +104,16 @@ class ReplacedNodes:
     def _crossing(self, tensor: Node, others: tuple[Node, ...], where: str, moves: int) -> Crossing:
         width = value(tensor).dtype.itemsize * share(tensor, self._largest)
         has_backward = self.is_training and value(tensor).requires_grad
-        back = 0 if not has_backward or all(map(generated.passes_gradients, others)) else moves
+        back = 0 if not has_backward or all(map(inductor.passes_gradients, others)) else moves
         return Crossing(tensor, others, where, moves * width, back * width)
 
     def _readers(self, node: Node) -> Iterator[tuple[Node, Node]]:
         """Nodes outside the operator that read a tensor, also through views, and the node that each of them reads."""
         for user in node.users:
-            if not generated.reads(user):
+            if not inductor.reads(user):
                 continue
             is_own = user in self.own
-            if is_op(user, "cast", "same", "view") if is_own else generated.is_free(user):
+            if is_op(user, "cast", "same", "view") if is_own else inductor.is_free(user):
                 yield from self._readers(user)
             elif not is_own:
                 yield user, node
@@ -123,11 +123,11 @@ class ReplacedNodes:
         reads, and those that read it from memory."""
         fused, recomputed, kept = [], [], []
         for user, given in self._readers(tensor):
-            if generated.is_cast_by_autocast(user, given):
+            if inductor.is_cast_by_autocast(user, given):
                 fused.append(user)
-            elif user in self._upstream or self._depends.get(user) == _BEHIND or not generated.is_generated(user):
+            elif user in self._upstream or self._depends.get(user) == _BEHIND or not inductor.is_generated(user):
                 kept.append(user)
-            elif is_as_large(given, self._largest) and generated.is_of_rows(user, given, self.columns):
+            elif is_as_large(given, self._largest) and inductor.is_of_rows(user, given, self.columns):
                 fused.append(user)
             else:
                 recomputed.append(user)
@@ -136,9 +136,9 @@ class ReplacedNodes:
     def _maker(self, tensor: Node) -> Node | None:
         """Node that makes a tensor in one kernel with the norm; None if there is none."""
         node = tensor
-        while generated.is_free(node) and isinstance(node.args[0], Node):
+        while inductor.is_free(node) and isinstance(node.args[0], Node):
             node = node.args[0]
-        if not generated.is_generated(node) or any(user in self._upstream for user, _ in self._readers(tensor)):
+        if not inductor.is_generated(node) or any(user in self._upstream for user, _ in self._readers(tensor)):
             return None
         return node
 
@@ -150,7 +150,7 @@ class ReplacedNodes:
         for node in (node for node in first.graph.nodes if first <= node <= last):
             how = max((found.get(t, 0) for t in node.all_input_nodes), default=0)
             if node not in found and how:
-                is_through = node in self.own or generated.is_fused(node)
+                is_through = node in self.own or inductor.is_fused(node)
                 found[node] = how if is_through else _BEHIND
         return found
 
@@ -163,8 +163,8 @@ class ReplacedNodes:
 
 
 def _title(node: Node) -> str:
-    name = generated.title(node)
-    return name if generated.is_generated(node) else f"autocast's cast for {name}"
+    name = inductor.title(node)
+    return name if inductor.is_generated(node) else f"autocast's cast for {name}"
 
 
 def elements(node: Node) -> int:

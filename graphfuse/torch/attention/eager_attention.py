@@ -19,10 +19,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import surroundings
 from graphfuse.torch.analysis.meaning import changes, is_op, without_casts
-from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
+from graphfuse.torch.analysis.unwrapped_forward import UnwrappedForward, unwrapped_forward
 from graphfuse.torch.attention import sinks_pass as sinks
 from graphfuse.torch.attention.operator import is_wrapper
 from graphfuse.torch.attention.sinks import TYPES, attention_with_sinks
@@ -58,7 +58,7 @@ def recognized(module: torch.nn.Module) -> FunctionType | str | None:
     if traces[0] is None or traces[0] not in vectors:
         return traces[0]
     try:
-        own = own_forward(type(module))
+        own = unwrapped_forward(type(module))
     except ForwardDeclined as why:
         return f"attention: {why}"
     if why := _why_not_replaced(type(module), eager):
@@ -132,7 +132,7 @@ def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str |
     return name
 
 
-def _forward_of(own: OwnForward, name: str, constants: Mapping[str, object]) -> FunctionType:
+def _forward_of(own: UnwrappedForward, name: str, constants: Mapping[str, object]) -> FunctionType:
     """A class's forward, with the operator in place of its file's function. constants: values that the file's function
     reads from the module."""
     code, theirs = own.function.__code__, own.function.__globals__

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis import inductor, surroundings
 from graphfuse.torch.analysis.meaning import (
     called_name,
     changes,
@@ -212,7 +212,7 @@ def _following(softmax: Node) -> tuple[Node, list[Node]]:
         if not is_without_sink and _drops_last(user, node):
             is_without_sink = True
         elif called_name(user) == "dropout":
-            if not generated.is_free(user) or writes(user):
+            if not inductor.is_free(user) or writes(user):
                 raise _No("dropout follows its probabilities")
         elif is_op(user, "matmul") and is_without_sink and user.args[:1] == (node,):
             return user, nodes

@@ -14,7 +14,7 @@ import torch
 from rich.console import Group
 from torch.fx import GraphModule, Node
 
-from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis import inductor, surroundings
 from graphfuse.torch.analysis.meaning import has_gradient
 from graphfuse.torch.analysis.new_nodes import replace_nodes
 from graphfuse.torch.analysis.report import Entry, FuseReport
@@ -124,7 +124,7 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
     normed = [*group_norms.replace(module)] if declines else []
     grouped = [Entry(*_place(node), "channel_moments") for node in normed]
-    others = [Entry(*_place(n), why=f"{generated.title(n)}: {why}") for n, why in left.items() if n not in normed]
+    others = [Entry(*_place(n), why=f"{inductor.title(n)}: {why}") for n, why in left.items() if n not in normed]
     for one in rewritten:
         one.restore()
     module.recompile()

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.functional.tensor_parameter import FLOATS
-from graphfuse.torch.analysis import cost, generated, surroundings
+from graphfuse.torch.analysis import cost, inductor, surroundings
 from graphfuse.torch.analysis.meaning import called_name, dtype, value, writes
 from graphfuse.torch.analysis.new_nodes import insert, record
 
@@ -54,7 +54,7 @@ class KeyedDropouts:
         for n, node in enumerate(nodes):
             with self._graph.inserting_before(node):
                 pair = [insert(self._graph, torch.ops.aten.select.int, keys, 0, 2 * n + k) for k in range(2)]
-            args = (node.all_input_nodes[0], *pair, generated.rate_of_dropout(node))
+            args = (node.all_input_nodes[0], *pair, inductor.rate_of_dropout(node))
             node.target, node.args, node.kwargs = torch.ops.graphfuse.keyed_dropout.default, args, {}
             self._keys += pair
         self._keys.append(keys)
@@ -73,9 +73,9 @@ class KeyedDropouts:
 
 
 def _is_suitable(node: Node) -> bool:
-    if called_name(node) != "dropout" or generated.is_free(node) or writes(node):
+    if called_name(node) != "dropout" or inductor.is_free(node) or writes(node):
         return False
-    made, probability = value(node), generated.rate_of_dropout(node)
+    made, probability = value(node), inductor.rate_of_dropout(node)
     if made is None or made.dtype not in FLOATS or made.device.type != cost.DEVICE or not made.dim():
         return False
     if hasattr(type(made), "__tensor_flatten__") or dtype(node.all_input_nodes[0]) is not made.dtype:

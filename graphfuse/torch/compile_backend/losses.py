@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.losses import MOST_IGNORED
-from graphfuse.torch.analysis import generated, surroundings
+from graphfuse.torch.analysis import inductor, surroundings
 from graphfuse.torch.analysis.meaning import (
     arguments,
     called_name,
@@ -182,5 +182,5 @@ def _may_change(node: object) -> bool:
     while isinstance(node, Node):
         if is_changed(node):
             return True
-        node = node.args[0] if node.args and generated.is_free(node) else None
+        node = node.args[0] if node.args and inductor.is_free(node) else None
     return False

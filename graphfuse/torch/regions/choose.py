@@ -17,7 +17,7 @@ from graphfuse.op_graph.ir import packed_stride
 from graphfuse.op_graph.lower import lower
 from graphfuse.planning import cover, plan, registry
 from graphfuse.runtime import device as devices
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.components import connected_components
 from graphfuse.torch.analysis.meaning import as_sequence, hint, is_changed, recorded_result
 from graphfuse.torch.analysis.traversal import reachable
@@ -83,10 +83,10 @@ def find(
 
     for one in groups(graph, left):
         inside = one.inside(graph)
-        if together and len({node in inside for node in left if generated.is_reduction(node) or turn_of(node)}) > 1:
+        if together and len({node in inside for node in left if inductor.is_reduction(node) or turn_of(node)}) > 1:
             of_rows = TranslatedGraph(COLUMNS, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
-            apart |= {node: why for node, why in of_rows.why.items() if node in inside and generated.is_reduction(node)}
+            apart |= {node: why for node, why in of_rows.why.items() if node in inside and inductor.is_reduction(node)}
         if one.is_flat:  # flat parts are rows as they are
             continue
         regions = regions_of(TranslatedGraph(COLUMNS, one, inside), behind_whole_rows(graph, inside))
@@ -98,8 +98,8 @@ def find(
         along[columns] = TranslatedGraph(columns)
         take(regions_of(along[columns]))
     if why_left is not None:
-        untranslated = {node for node in graph.nodes if generated.takes_by_number(node) and node in along[COLUMNS].why}
-        reductions = [n for n in graph.nodes if n in left and (generated.is_reduction(n) or n in untranslated)]
+        untranslated = {node for node in graph.nodes if inductor.takes_by_number(node) and node in along[COLUMNS].why}
+        reductions = [n for n in graph.nodes if n in left and (inductor.is_reduction(n) or n in untranslated)]
         # Sums of all elements, such as those of losses, reduce no rows.
         reductions = [node for node in reductions if getattr(as_sequence(recorded_result(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}
@@ -116,9 +116,9 @@ def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
 def _around_reductions(graph: Graph, parts: Mapping[Node, int]) -> set[Node]:
     """Nodes that a region may have: those connected with a reduction, or with a common input. Others are not
     translated, as translation runs them, which takes long."""
-    found = (n for n in graph.nodes if n in parts and generated.is_fused(n))
+    found = (n for n in graph.nodes if n in parts and inductor.is_fused(n))
     groups = connected_components((node, (node, *node.all_input_nodes)) for node in found)
-    return {node for group in groups if any(map(generated.is_reduction, group)) for node in group}
+    return {node for group in groups if any(map(inductor.is_reduction, group)) for node in group}
 
 
 def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph) -> list[TorchRegion]:
@@ -130,7 +130,7 @@ def _find(graph: Graph, parts: Mapping[Node, int], translation: TranslatedGraph)
         usable = usable and not _is_elsewhere(node, translation, parts)
         read = ((t, (t, node) in translation.in_memory) for t in node.all_input_nodes if t in levels)
         below = max((levels[t] + in_memory for t, in_memory in read), default=0)
-        is_free = generated.is_free(node) or not generated.reads(node)
+        is_free = inductor.is_free(node) or not inductor.reads(node)
         if node.op in ("placeholder", "get_attr") or is_free and given.issuperset(node.all_input_nodes):
             given.add(node)
         levels[node] = below if usable or node in given else below + 1
@@ -246,7 +246,7 @@ def _is_cast_at_end(step: OwnedStep, visible: Mapping[OwnedStep, Node]) -> bool:
     of = step.inputs.get("input")
     if step.op != "identity" or step.dtype or not isinstance(of, Value) or not {step, of.step} <= {*visible}:
         return False
-    return all(map(generated.is_fused, visible[step].users))
+    return all(map(inductor.is_fused, visible[step].users))
 
 
 def _kernel_groups(translation: TranslatedGraph, assembled: _Assembled) -> Iterator[Sequence[OwnedStep]]:
@@ -408,7 +408,7 @@ class _Assembled:
             orders = tuple(one.order for one in (*read_tensors, *results))
             moved = traffic(own, inputs, outputs)
             held = tuple(one.tensor for one in (*read_tensors, *results))
-            reductions = tuple(filter(generated.is_reduction, own))
+            reductions = tuple(filter(inductor.is_reduction, own))
             region = TorchRegion(spelled, (*own,), (*inputs,), (*outputs,), held, orders, moved, reductions, along)
         device = next(iter(read.values())).tensor.device
         return _Assembled(program, tuple(steps), dims, strides if spread else (), device, region)

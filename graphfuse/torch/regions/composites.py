@@ -11,7 +11,7 @@ import torch
 
 from graphfuse.ops import OPS
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.aten_calls import Call, is_view
 from graphfuse.torch.analysis.meaning import called_name, has_gradient, recorded_result, same
 from graphfuse.torch.regions.call_translation import (
@@ -228,7 +228,7 @@ def _remainder(d: CallTranslation) -> Value:
     """Remainder of a tensor by another, with the sign of the divisor. `take_along_dim` uses it to count from the
     end."""
     a, b = (v if isinstance(v, Value) else rounded_number(v, d.out.dtype) for v in (d["self"], d["other"]))
-    is_index = generated.takes_by_number(d.node)
+    is_index = inductor.takes_by_number(d.node)
     a, dtype = (d.number_of_column(a), torch.float32) if is_index else (a, d.out.dtype)
     left = d.step("mod", {"input0": a, "input1": b}, dtype=dtype)
     below = d.between("cmp_lt", input=b, comparison=0) if isinstance(b, Value) else float(b < 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, Node
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import called_name, is_op, same, value
 from graphfuse.torch.regions.pair_turns import source_of_turn_around, stacked_tensors
 
@@ -59,7 +59,7 @@ class Groups:
         """Nodes that have groups as a dimension: from the view of rows as groups to the view back."""
         found = set[Node]()
         for node in graph.nodes:
-            is_of_groups = generated.is_fused(node) and not found.isdisjoint(node.all_input_nodes)
+            is_of_groups = inductor.is_fused(node) and not found.isdisjoint(node.all_input_nodes)
             if self.is_split(node) or is_of_groups and not self.is_joined(node):
                 found.add(node)
         return found
@@ -69,8 +69,8 @@ def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
     """Nodes that reduce whole rows, or depend on such a reduction. They cannot be computed as groups."""
     found = set[Node]()
     for node in graph.nodes:
-        is_behind = generated.is_reduction(node) or not found.isdisjoint(node.all_input_nodes)
-        if generated.is_fused(node) and is_behind and node not in inside:
+        is_behind = inductor.is_reduction(node) or not found.isdisjoint(node.all_input_nodes)
+        if inductor.is_fused(node) and is_behind and node not in inside:
             found.add(node)
     return found
 
@@ -83,7 +83,7 @@ def groups(graph: Graph, nodes: Container[Node]) -> list[Groups]:
         # Pairs of columns that are rotated, or were stacked, are no groups.
         if viewed is not None and source_of_turn_around(node) is None and len(stacked_tensors(node.args[0])) != 2:
             beside = (node.args[0],) if viewed[1] else node.users
-            if any(other in nodes and not generated.is_free(other) for other in beside):
+            if any(other in nodes and not inductor.is_free(other) for other in beside):
                 found[viewed[0]] = None
     return [*found]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import KEYS, changes, may_write, recorded_result, same, writes
 from graphfuse.torch.analysis.new_nodes import copy_records, insert, permuted, record
 from graphfuse.torch.regions.choose import TorchRegion
@@ -30,7 +30,7 @@ def replace(module: GraphModule, regions: Sequence[TorchRegion]) -> list[tuple[T
 def erase_unread(graph: Graph) -> None:
     """Erases nodes that only nodes read which are gone."""
     for node in reversed(graph.nodes):
-        if not node.users and generated.is_fused(node) and not writes(node):
+        if not node.users and inductor.is_fused(node) and not writes(node):
             graph.erase_node(node)
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 from torch.fx import Graph, Node
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import (
     called_name,
     column_of_pairs,
@@ -157,5 +157,5 @@ def _is_small(cos: Node, sin: Node, source: Node) -> bool:
 
 def _is_behind_reduction(node: Node) -> bool:
     """True if a node is computed from a reduction by operations that inductor generates kernels for."""
-    found = reachable([node], lambda one: one.all_input_nodes if generated.is_fused(one) else ())
-    return any(map(generated.is_reduction, islice(found, _MOST)))
+    found = reachable([node], lambda one: one.all_input_nodes if inductor.is_fused(one) else ())
+    return any(map(inductor.is_reduction, islice(found, _MOST)))

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.base.device import Device
 from graphfuse.base.wording import counted, with_article
 from graphfuse.functional.tensor_parameter import Shape
-from graphfuse.torch.analysis import cost, generated, surroundings
+from graphfuse.torch.analysis import cost, inductor, surroundings
 from graphfuse.torch.analysis.aten_calls import wrongly_typed
 from graphfuse.torch.analysis.cost import Candidate, MeasuredCase
 from graphfuse.torch.analysis.meaning import (
@@ -68,7 +68,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     found = join_pairs(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
     verdicts = [(region, reasons.get(region.outputs[0]) or whys[region]) for region in found]
-    return verdicts, others | {n: why for n, why in unusable.items() if generated.is_reduction(n)}
+    return verdicts, others | {n: why for n, why in unusable.items() if inductor.is_reduction(n)}
 
 
 def _why_unusable(node: Node, around: surroundings.Regions) -> str:
@@ -88,11 +88,11 @@ def _why_unusable(node: Node, around: surroundings.Regions) -> str:
 def _without_unread_selections(graph: Graph, region: TorchRegion, why_left: dict[Node, str]) -> list[TorchRegion]:
     """The region; or, if it takes elements by an index from rows that it does not read otherwise, regions of its other
     nodes."""
-    by_number = {n for n in region.nodes if generated.takes_by_number(n)}
+    by_number = {n for n in region.nodes if inductor.takes_by_number(n)}
     if not by_number:
         return [region]
     through = {*region.nodes} - by_number
-    read = _made_of((n for n in through if generated.is_reduction(n) or n in region.outputs), through)
+    read = _made_of((n for n in through if inductor.is_reduction(n) or n in region.outputs), through)
     whole = {n for n, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.whole}
     alone = {n for n in by_number if whole & _made_of(n.all_input_nodes, through) - read}
     if not alone:
@@ -238,7 +238,7 @@ def _why_untrainable_region(region: TorchRegion) -> str:
     graphs, asked = RegionGraphs.of(region.program.text), dict(zip(region.program.inputs, region.inputs, strict=True))
     made = zip(region.program.outputs, region.outputs, strict=True)
     if zeros := [node for one, node in made if one not in graphs.graded and recorded_result(node).requires_grad]:
-        return f"the gradients of {generated.title(zeros[0])} are zeros, which torch makes and a region does not"
+        return f"the gradients of {inductor.title(zeros[0])} are zeros, which torch makes and a region does not"
     first = region.tensors[0]
     rows, strides = _extents(region, first.shape), _extents(region, first.stride())
     flags = tuple(value(asked[one]).requires_grad for one in graphs.differentiable)

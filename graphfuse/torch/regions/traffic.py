@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from torch.fx import Node
 
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import hint, recorded_result, tensors
 
 
@@ -14,7 +14,7 @@ def traffic(nodes: Collection[Node], inputs: Collection[Node], outputs: Collecti
     """Bytes that nodes move as one kernel, and as one kernel each, in words, for an element of the largest tensor that
     they read."""
     together = sum(map(_bytes, (*inputs, *outputs)))
-    apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not generated.is_free(n))
+    apart = sum(_bytes(n) + sum(map(_bytes, n.all_input_nodes)) for n in nodes if not inductor.is_free(n))
     elements = max(1, *(sum(hint(t.numel()) for t in tensors(recorded_result(node))) for node in inputs))
     return f"{together / elements:.3g} bytes an element, {apart / elements:.3g} by its operations one by one"
 

@@ -10,7 +10,7 @@ from types import FunctionType
 import torch
 
 from graphfuse.torch.analysis.set_forward import is_plain
-from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall, required
+from graphfuse.torch.analysis.trace import CallOperand, CallSequence, TracedCall, required
 from graphfuse.torch.modules.norms import LayerNorm, RMSNorm
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum, normed

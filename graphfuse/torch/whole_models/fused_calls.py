@@ -18,12 +18,12 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import is_op, recorded_result, value
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.symbols import why_left
-from graphfuse.torch.analysis.traced import CallSequence, Probe, Traced, probe, tensors_of, traced
+from graphfuse.torch.analysis.trace import CallSequence, Probe, Trace, probe, tensors_of, trace_calls
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
@@ -202,8 +202,8 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradi
 
 
 def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Specialization:
-    def trace(probe: Probe) -> Traced:
-        return traced(of.calls, modules, probe, types, rank)
+    def trace(probe: Probe) -> Trace:
+        return trace_calls(of.calls, modules, probe, types, rank)
 
     try:
         found = trace(of.of)
@@ -245,26 +245,26 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
     )
 
 
-def _region(of: Traced) -> TorchRegion | str:
+def _region(of: Trace) -> TorchRegion | str:
     """The region that contains the whole trace, or the reason why there is none."""
     found = choose.find(of.graph, dict.fromkeys(of.graph.nodes, 0))
     if not found:
         return "no kernel computes its forward"
     region, *others = found
-    computed = [n for n in of.graph.nodes if n.op == "call_function" and not generated.is_free(n)]
-    left = dict.fromkeys(generated.title(node) for node in computed if node not in region.nodes)
+    computed = [n for n in of.graph.nodes if n.op == "call_function" and not inductor.is_free(n)]
+    left = dict.fromkeys(inductor.title(node) for node in computed if node not in region.nodes)
     if others or left:
         return f"no one kernel computes {region.program.operations} and {', '.join(left)}"
     return region if all(node in region.outputs for node in _returned(of, region)) else "it returns a view"
 
 
-def _returned(of: Traced, region: TorchRegion) -> list[Node]:
+def _returned(of: Trace, region: TorchRegion) -> list[Node]:
     """The nodes with the returned tensors, before views of the same shape."""
     found = []
     for node in of.graph.output_node().args[0]:
         while (
             node not in region.outputs
-            and generated.is_free(node)
+            and inductor.is_free(node)
             and recorded_result(node).shape == recorded_result(node.args[0]).shape
         ):
             node = node.args[0]

@@ -19,13 +19,13 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.runtime.fastcall import text, written
-from graphfuse.torch.analysis import generated
+from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import PARTS, called_name, is_op, writes
-from graphfuse.torch.analysis.own_forward import OwnForward, own_forward
 from graphfuse.torch.analysis.reads import is_plain, watched
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.analysis.trace import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.analysis.unwrapped_forward import UnwrappedForward, unwrapped_forward
 from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.layer_trace import (
@@ -51,7 +51,7 @@ class FusedLayer:
 def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> FusedLayer:
     """The layer's forward with everything fused that can be. norms: those of its own modules that kernels compute, by
     name. Raises ForwardDeclined if the layer's forward cannot be traced."""
-    own, whys = own_forward(type(layer)), list[ForwardDeclined]()
+    own, whys = unwrapped_forward(type(layer)), list[ForwardDeclined]()
     found = [*traces(layer, own.function, ArgumentAssumptions(), whys)]
     if not found:
         raise whys[0]
@@ -64,7 +64,9 @@ def fused_layer(layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Fuse
     return replace(variants[0][1], function=_by_arguments(own.function, functions))
 
 
-def _fused(layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: OwnForward, trace: LayerTrace) -> FusedLayer:
+def _fused(
+    layer: torch.nn.Module, norms: Mapping[str, FusedCalls], own: UnwrappedForward, trace: LayerTrace
+) -> FusedLayer:
     graph, whys = trace.graph, dict[Node, str]()
     stretches = list(_stretches(graph, layer, norms))
     within = {node for nodes in stretches for node in nodes}
@@ -135,7 +137,7 @@ def _is_of_stretch(node: Node, layer: torch.nn.Module, before: Container[Node]) 
     is_move = (
         called_name(node) in PARTS or is_op(node, "cast", "same", "view", "expand", "permute", "slice") is not None
     )
-    return not writes(node) and (is_move or generated.is_pointwise(node))
+    return not writes(node) and (is_move or inductor.is_pointwise(node))
 
 
 def _is_of_two(node: Node) -> bool:
@@ -155,7 +157,7 @@ def _is_of_one(node: Node) -> bool:
 
 def _is_activation(node: Node, layer: torch.nn.Module) -> bool:
     if node.op != "call_module":
-        return generated.is_pointwise(node) and not writes(node)
+        return inductor.is_pointwise(node) and not writes(node)
     module = layer.get_submodule(str(node.target))
     return type(module).__module__ == "torch.nn.modules.activation" and next(module.parameters(), None) is None
 
@@ -221,7 +223,7 @@ def _put_part(graph: Graph, part: _Part) -> str:
 def _put_stretch(graph: Graph, layer: torch.nn.Module, nodes: Sequence[Node]) -> str:
     """Replaces a stretch by one call, and returns its description."""
     calls, names, given = _calls(nodes)
-    done = dict.fromkeys(generated.title(n) for n in nodes if n.op != "call_module" and generated.is_pointwise(n))
+    done = dict.fromkeys(inductor.title(n) for n in nodes if n.op != "call_module" and inductor.is_pointwise(n))
     _put_call(graph, nodes, calls, stretch(calls, [*map(layer.get_submodule, names)]).function, names, given)
     return "; ".join(filter(None, (", ".join(done), f"with {' and '.join(names)}, by the shapes of a call")))
 

@@ -13,7 +13,7 @@ import torch
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.analysis.traced import CallOperand, CallSequence, TracedCall
+from graphfuse.torch.analysis.trace import CallOperand, CallSequence, TracedCall
 from graphfuse.torch.whole_models import group_norm
 from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused

@@ -21,7 +21,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
 from graphfuse.torch.analysis.symbols import ForwardDeclined
-from graphfuse.torch.analysis.traced import (
+from graphfuse.torch.analysis.trace import (
     CallSequence,
     Source,
     TracedTensors,

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.analysis.generated import is_repeatable
+from graphfuse.torch.analysis.inductor import is_repeatable
 from graphfuse.torch.analysis.interpreter import run
 from graphfuse.torch.analysis.meaning import MEANING, called_name, changes, name_of, remove_inplace
 from graphfuse.torch.analysis.reads import SELF, Read, is_plain
@@ -135,7 +135,7 @@ def required(module: torch.nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Trace:
     """Trace of calls with full tensors of one type and shape.
 
     sources: the source of each placeholder.
@@ -262,13 +262,13 @@ class TracedTensors(Domain):
         return is_repeatable(name_of(function))
 
 
-def traced(
+def trace_calls(
     calls: CallSequence,
     modules: Sequence[torch.nn.Module],
     of: Probe,
     types: tuple[torch.dtype, torch.dtype],
     rank: int,
-) -> Traced:
+) -> Trace:
     """Trace of calls. types: of full tensors, and of parameters. Raises ForwardDeclined, and any error that forwards
     raise."""
     sources, domains = sources_of(calls, modules), dict[int, TracedTensors]()
@@ -279,7 +279,7 @@ def traced(
     places = graph.find_nodes(op="placeholder")
     reads = tuple(tuple(domains[number].reads.values()) for number in range(len(modules)))
     autocasts = any(domain.autocasts for domain in domains.values())
-    return Traced(without_copies(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
+    return Trace(without_copies(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
 
 
 def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:

@@ -14,7 +14,7 @@ _DEPRECATION = "transformers.utils.deprecation"
 
 
 @dataclass(frozen=True)
-class OwnForward:
+class UnwrappedForward:
     """A class's forward as it was written, and what its wrappers do in addition. checkpoints: whether a wrapper does
     gradient checkpointing. renamed: arguments that wrappers warn about, or pass under another name."""
 
@@ -40,7 +40,7 @@ class OwnForward:
         return forward
 
 
-def own_forward(cls: type) -> OwnForward:
+def unwrapped_forward(cls: type) -> UnwrappedForward:
     """The class's forward without its wrappers. Raises ForwardDeclined if a wrapper is not known."""
     found, checkpoints, renamed = cls.forward, False, list[str]()
     while hasattr(found, "__wrapped__"):
@@ -53,4 +53,4 @@ def own_forward(cls: type) -> OwnForward:
         else:
             raise ForwardDeclined(f"its forward is wrapped by {owner}.{found.__code__.co_name}")
         found = found.__wrapped__
-    return OwnForward(found, checkpoints, tuple(renamed))
+    return UnwrappedForward(found, checkpoints, tuple(renamed))
