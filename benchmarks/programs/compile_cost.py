@@ -93,13 +93,13 @@ def calls() -> dict[str, Callable[[], object]]:
 
     from graphfuse.benchmarks.programs.follower_functions import EPS, RUNS, tensors
     from graphfuse.torch import rms_norm
-    from graphfuse.torch.compile_backend import compiled
+    from graphfuse.torch.compile_backend import compiled_graphs
 
     given = tensors(FUNCTIONS["rms"], FollowerCase("rms", FORWARD, *TINY), 0, "cuda")
     found: dict[str, Callable[[], object]] = {}
 
     def backend(graph: torch.fx.GraphModule, example: Sequence[object]) -> torch.fx.GraphModule:
-        compiled.replace_in(graph, declines=False)
+        compiled_graphs.replace_in(graph, declines=False)
         order = dict(zip(graph.graph.find_nodes(op="placeholder"), example, strict=True))
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.graphfuse.region.default):
             inputs, text = node.args

@@ -11,7 +11,7 @@ from graphfuse.torch import sharding
 from graphfuse.torch.attention.sinks import attention_with_sinks
 from graphfuse.torch.compile_backend import compile_report, inductor_pass
 from graphfuse.torch.modules.norms import AddRMSNorm, LayerNorm, RMSNorm, RMSNormSiLU
-from graphfuse.torch.operators.declared import (
+from graphfuse.torch.operators.definitions import (
     ada_layer_norm,
     add_layer_norm,
     add_rms_norm,

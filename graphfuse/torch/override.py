@@ -25,7 +25,7 @@ from graphfuse.functional.explanation import explain
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
 from graphfuse.torch.operators.computation import TYPES
-from graphfuse.torch.operators.declared import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
+from graphfuse.torch.operators.definitions import LAYER_NORM, LAYER_NORM_BIAS, RMS_NORM, epsilon
 from graphfuse.torch.operators.formula import Operator
 
 DEVICES = {"cuda": "CUDA", "cpu": "CPU"}

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from graphfuse import ModelError
 from graphfuse.functional import symmetric
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.compile_backend import compiled as compile_backend
+from graphfuse.torch.compile_backend import compiled_graphs as compile_backend
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.whole_models.tensor_parallel import DeferredSum
 from support.small_models import SMALL

@@ -6,15 +6,15 @@ from torch._dynamo.utils import counters
 
 from graphfuse.contract.engine import KernelEngine
 from graphfuse.functional import problem
-from graphfuse.torch.compile_backend import compiled
-from graphfuse.torch.compile_backend.compiled import forget
+from graphfuse.torch.compile_backend import compiled_graphs
+from graphfuse.torch.compile_backend.compiled_graphs import clear_reports
 
 
 @pytest.fixture
 def nothing_compiled():
     """Nor is anything reported."""
     torch.compiler.reset()
-    forget()
+    clear_reports()
     counters.clear()
     yield
     torch.compiler.reset()
@@ -23,7 +23,7 @@ def nothing_compiled():
 @pytest.fixture
 def attention_calls(monkeypatch):
     """The arguments of attention, by name, in all graphs that are handed on."""
-    found, replace = [], compiled.replace_in
+    found, replace = [], compiled_graphs.replace_in
 
     def replaced(module, *how):
         entries = replace(module, *how)
@@ -33,7 +33,7 @@ def attention_calls(monkeypatch):
                 found.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
         return entries
 
-    monkeypatch.setattr(compiled, "replace_in", replaced)
+    monkeypatch.setattr(compiled_graphs, "replace_in", replaced)
     return found
 
 

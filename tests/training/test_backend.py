@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graphfuse.base.errors import SettingError
 from graphfuse.torch import compile_report, fuse
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from support.compiled import EPS, HIDDEN, became, rows
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]
@@ -145,10 +145,10 @@ def test_the_report_names_modules_and_lines(cls):
 
 
 def test_the_report_is_bounded_and_ends_with_the_compiled_functions():
-    for _ in range(compiled.KEPT + 2):
-        compiled.tell("", [])
+    for _ in range(compiled_graphs.KEPT + 2):
+        compiled_graphs.add_report("", [])
     compile_with(torch.neg)(rows(2))
-    assert len(compile_report().graphs) == compiled.KEPT
+    assert len(compile_report().graphs) == compiled_graphs.KEPT
     torch.compiler.reset()
     assert compile_report().graphs == ()
     assert str(compile_report()) == "no graph was compiled"
@@ -256,7 +256,7 @@ def test_a_norm_whose_inverse_is_read_elsewhere_makes_it_too():
         return x * inverse, inverse
 
     graph, x = make_fx(function, tracing_mode="fake")(rows(2)), rows(2)
-    (entry,) = compiled.replace_in(graph, declines=False)
+    (entry,) = compiled_graphs.replace_in(graph, declines=False)
     assert (entry.became, entry.why) == ("region", "mul, reduction, add, rsqrt")
     assert not any("rsqrt" in str(n.target) for n in graph.graph.nodes)
     for got, want in zip(graph(x), function(x), strict=True):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled, group_norms
+from graphfuse.torch.compile_backend import compiled_graphs, group_norms
 from support.traces import recorded
 
 pytestmark = pytest.mark.torch
@@ -32,7 +32,7 @@ def vectors(channels, dtype=torch.float32):
 def left_or_replaced(function, given):
     """What a function makes, its group norms replaced, and what these became."""
     graph, inputs = recorded(function, given, "dynamo")
-    entries = compiled.replace_in(graph, declines=True)
+    entries = compiled_graphs.replace_in(graph, declines=True)
     with torch.no_grad():
         return graph(*inputs)[0], [e.became for e in entries]
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from graphfuse.runtime import torch_private
 from graphfuse.torch import inductor_pass
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.regions.selection import ELSEWHERE
 from support.compiled import EPS, HIDDEN, became, rows
 
@@ -59,7 +59,7 @@ def between(x, r, w):
 
 
 def judged(graph, declines=True):
-    return compiled.replace_in(graph, declines)
+    return compiled_graphs.replace_in(graph, declines)
 
 
 @pytest.mark.parametrize(

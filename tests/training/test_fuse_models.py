@@ -12,7 +12,7 @@ import torch
 
 from graphfuse.torch import compile_report, fuse, unfuse
 from graphfuse.torch.attention import mask_pass as attention
-from graphfuse.torch.compile_backend.compiled import forget
+from graphfuse.torch.compile_backend.compiled_graphs import clear_reports
 from support.dispatched import regions
 from support.norm_modules import HALF, HIDDEN, LlamaNorm
 
@@ -273,7 +273,7 @@ COMPILED = {
 @pytest.fixture
 def compiler():
     torch.compiler.reset()
-    forget()  # what backends report that torch does not know any more
+    clear_reports()  # what backends report that torch does not know any more
     yield lambda model, then: torch.compile(model, backend="graphfuse", options={"then": then})
     torch.compiler.reset()
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from graphfuse.benchmarks.programs.model_blocks import DiTBlock, Stack
 from graphfuse.torch import compile_report, fuse
-from graphfuse.torch.compile_backend.compiled import replace_in
+from graphfuse.torch.compile_backend.compiled_graphs import replace_in
 from support.traces import recorded
 
 pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.torch]

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import graphfuse.torch as gft
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.compile_backend.losses import RowLosses
 from support.traces import recorded
 
@@ -164,7 +164,7 @@ def test_one_kernel_each_way_on_the_emulator(name, kernels):
 def test_logits_are_read_as_they_were_before_a_cast(name):
     function = FUNCTIONS[name]
     graph, tensors = recorded(function, given(torch.bfloat16), "dynamo")
-    compiled.replace_in(graph, declines=False)
+    compiled_graphs.replace_in(graph, declines=False)
     (call,) = graph.graph.find_nodes(op="call_function", target=torch.ops.graphfuse.region.default)
     assert [t.meta["example_value"].dtype for t in call.args[0]] == [torch.bfloat16, torch.int64]
     torch.testing.assert_close(graph(*tensors)[0], function(*given(torch.bfloat16)), atol=2e-3, rtol=2e-3)
@@ -179,7 +179,7 @@ def test_where_inductor_is_as_good_it_is_as_it_was(name, dynamic):
 
     def backend(graph, _):
         before = [node.target for node in graph.graph.nodes]
-        entries.extend(compiled.replace_in(graph, declines=True))
+        entries.extend(compiled_graphs.replace_in(graph, declines=True))
         assert [node.target for node in graph.graph.nodes] == before
         RowLosses(graph).restore()
         graph.graph.lint()
@@ -215,6 +215,6 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left(name):
     graph, tensors = recorded(LEFT[name], given(), "dynamo")
-    compiled.replace_in(graph, declines=False)
+    compiled_graphs.replace_in(graph, declines=False)
     assert any(node.target in (F.cross_entropy, F.nll_loss) for node in graph.graph.nodes)
     torch.testing.assert_close(graph(*tensors)[0], LEFT[name](*given()), equal_nan=True)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.regions import choose
 from graphfuse.torch.regions import selection as regions
 from support.traces import ABOVE, BELOW, recorded
@@ -39,7 +39,7 @@ def given(rows=T, gradients=False):
 
 def judged(function, tensors, how="dynamo"):
     graph, _ = recorded(function, tensors, how)
-    return compiled.replace_in(graph, declines=True)
+    return compiled_graphs.replace_in(graph, declines=True)
 
 
 def by_blocks(y, size=128):
@@ -146,7 +146,7 @@ def test_what_is_left_to_inductor(function, moved, what, how):
     assert start == f"the operator would move {moved} bytes an element more than inductor alone"
     assert said == what or how == "aten"
     graph, _ = recorded(function, given(), how)
-    assert compiled.replace_in(graph, declines=False)[0].is_replaced
+    assert compiled_graphs.replace_in(graph, declines=False)[0].is_replaced
 
 
 def test_a_region_is_left_for_its_neighbours():

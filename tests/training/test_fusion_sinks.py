@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import dropout, softmax
 
 from graphfuse.torch import compile_report
-from graphfuse.torch.compile_backend.compiled import replace_in
+from graphfuse.torch.compile_backend.compiled_graphs import replace_in
 from graphfuse.torch.regions.selection import ELSEWHERE
 from support.traces import recorded
 

@@ -33,14 +33,14 @@ def test_what_is_kept_is_what_rules_read(name, plan_on, monkeypatch):
     plan_on("cpu")  # anew
     found = {}
 
-    class Pulled(by_rule.Pulled):
+    class Wrong(by_rule.BackwardByRule):
         def read(self, t):
             value = super().read(t)
             if value is not None and self._names[t] in self.of.kept:
                 found.setdefault(self.of, set()).add(self._names[t])
             return value
 
-    monkeypatch.setattr(by_rule, "Pulled", Pulled)
+    monkeypatch.setattr(by_rule, "BackwardByRule", Wrong)
     packet = getattr(torch.ops.graphfuse, name.removeprefix("graphfuse::"))
     made = packet(*drawn(FUNCTIONS[name]))
     sum(y.sum() for y in (made if isinstance(made, tuple) else (made,))).backward()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import graphfuse
 from graphfuse import torch as training
-from graphfuse.torch.operators import declared
+from graphfuse.torch.operators import definitions
 from support.training_calls import EPS, layer_norm, norm
 
 pytestmark = pytest.mark.torch
@@ -28,7 +28,7 @@ def fused_rms_norm(x, shape, weight=None, eps=EPS):
 def ours(monkeypatch):
     """The names of graphs that are planned for calls unlike any before, with those of all calls by fast paths."""
     found = []
-    for operator in (declared.RMS_NORM, declared.LAYER_NORM, declared.LAYER_NORM_BIAS):
+    for operator in (definitions.RMS_NORM, definitions.LAYER_NORM, definitions.LAYER_NORM_BIAS):
         for step in ("training", "gradients"):
             function = getattr(operator, step)
 
@@ -299,8 +299,8 @@ def test_what_calls_torchs_norm_itself(monkeypatch):
         y = torch.native_layer_norm(values[0], values[0].shape[-1:], None, None, EPS)
         return y
 
-    calls_torch.declaration = declared.LAYER_NORM.training.declaration
-    monkeypatch.setitem(declared.LAYER_NORM.__dict__, "training", calls_torch)
+    calls_torch.declaration = definitions.LAYER_NORM.training.declaration
+    monkeypatch.setitem(definitions.LAYER_NORM.__dict__, "training", calls_torch)
     x = torch.randn(4, 64)
     with training.override(["cpu"]) as report:
         made = F.layer_norm(x, (64,), eps=EPS)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.meaning import recorded_result
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.regions.translate import TranslatedGraph
 from support.regions import BINARY16, FULL, HALF, C, found, rows
 from support.traces import BELOW, recorded
@@ -154,7 +154,7 @@ def test_why_names_what_is_in_the_way():
 
 def test_reports_name_what_was_taken_apart():
     module, _ = recorded(ROWS["cosine_similarity"], given(FULL), "dynamo")
-    (entry,) = compiled.replace_in(module, declines=False)
+    (entry,) = compiled_graphs.replace_in(module, declines=False)
     assert entry.became == "region" and entry.why.startswith("reduction, ")
 
 

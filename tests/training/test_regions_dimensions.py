@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch import compile_report
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from support.regions import FULL, HALF
 from support.regions import found as regions_of
 from support.traces import as_tuple, recorded
@@ -227,7 +227,7 @@ def judged(function, *shapes, gradients=False):
     with torch.device("meta"):
         given = [torch.empty(shape, dtype=HALF, requires_grad=gradients) for shape in shapes]
         graph, _ = recorded(function, given, "dynamo")
-    return compiled.replace_in(graph, declines=True)
+    return compiled_graphs.replace_in(graph, declines=True)
 
 
 def of_samples(x):

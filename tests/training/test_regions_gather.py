@@ -9,7 +9,7 @@ from graphfuse.engines.rows.engine import RowEngine
 from graphfuse.rows.steps import Pick
 from graphfuse.torch import compile_report
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from support.regions import found
 from support.traces import recorded
 
@@ -202,14 +202,14 @@ WHY_LEFT = {
 def test_what_is_left(function):
     x, t = given()
     graph, arguments = recorded(function, (x, t), "dynamo")
-    taken, left = compiled.replace_in(graph, declines=False)
+    taken, left = compiled_graphs.replace_in(graph, declines=False)
     assert taken.is_replaced and "gen_index" not in taken.why and left.why == WHY_LEFT[function]
     torch.testing.assert_close(graph(*arguments)[0], function(x, t))
 
 
 def test_an_element_of_rows_that_nobody_reduces_is_no_region():
     graph, _ = recorded(lambda x, t: x.gather(-1, t[..., None]), given(), "dynamo")
-    assert compiled.replace_in(graph, declines=False) == []
+    assert compiled_graphs.replace_in(graph, declines=False) == []
 
 
 @pytest.mark.parametrize("function", [of_rows, of_samples, less_logsumexp])
@@ -218,7 +218,7 @@ def test_on_a_gpu_it_is_taken(function, needs_grad, monkeypatch):
     entries = []
 
     def backend(graph, _):
-        entries.extend(compiled.replace_in(graph, declines=True))
+        entries.extend(compiled_graphs.replace_in(graph, declines=True))
         return graph
 
     monkeypatch.setattr(cost, "DEVICE", "cpu")

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse.torch.analysis import cost
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.regions import selection
 from support.regions import FULL, HALF, rows
 from support.regions import found as regions_of
@@ -229,14 +229,14 @@ def test_rows_of_any_number(blocks, kernel, nothing_compiled):
         tensors = given(2, count)
         for one, other in zip(function(*tensors), blocks(norm(*tensors)), strict=True):
             torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0, equal_nan=True)
-    (graph,) = compiled.compile_report().graphs
+    (graph,) = compiled_graphs.compile_report().graphs
     assert {entry.became for entry in graph.entries} == {"region"}
 
 
 def test_the_operator_saves_bytes(monkeypatch):
     """Beside inductor, too, which writes all of it as one kernel: nothing is moved once more."""
     monkeypatch.setattr(cost, "DEVICE", "cpu")
-    entry, _ = compiled.replace_in(recorded(lambda x, w: by_unflatten(norm(x, w)), given(8), "dynamo")[0], True)
+    entry, _ = compiled_graphs.replace_in(recorded(lambda x, w: by_unflatten(norm(x, w)), given(8), "dynamo")[0], True)
     assert entry.is_replaced, entry.why
 
 
@@ -255,7 +255,7 @@ def test_what_is_left(function, why, monkeypatch):
     """Rows are a region, and parts are another, which says why they are two."""
     monkeypatch.setattr(cost, "DEVICE", "cpu")
     module, _ = recorded(lambda x, w: function(norm(x, w)), given(8, columns=384), "dynamo")
-    entries = compiled.replace_in(module, declines=True)
+    entries = compiled_graphs.replace_in(module, declines=True)
     assert not any(entry.is_replaced for entry in entries) and why in entries[-1].why
 
 

@@ -18,7 +18,7 @@ from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional.operator import LIBRARY
 from graphfuse.runtime import torch_private
 from graphfuse.torch.attention import operator as attention
-from graphfuse.torch.operators.step import made_once, refuse_tangents, refuse_transforms
+from graphfuse.torch.operators.graph_operator import once_differentiable, refuse_tangents, refuse_transforms
 
 NAME = "attention_with_sinks"
 
@@ -108,7 +108,7 @@ def _differentiate(grad, q, k, v, sinks, mask, out, lse, *rest):
     return dq, dk, dv, dsinks
 
 
-_once = made_once(NAME, _differentiate)
+_once = once_differentiable(NAME, _differentiate)
 
 
 class AttentionWithSinks(torch.autograd.Function):

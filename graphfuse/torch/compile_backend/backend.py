@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from graphfuse.base.errors import SettingError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.compile_backend import compiled, graph_pass
+from graphfuse.torch.compile_backend import compiled_graphs, graph_pass
 
 NAME = "graphfuse"
 _PASS = "post_grad_custom_pre_pass"
@@ -42,7 +42,7 @@ def compile_graph(
     if then == "inductor":
         # Adds the version of graphfuse to the keys of inductor's disk cache, so that another version compiles anew.
         first = rest.get(_PASS, torch_private.inductor_setting(_PASS))
-        rest[_PASS] = graph_pass.made(first, replaces=False)
+        rest[_PASS] = graph_pass.make_pass(first, replaces=False)
     elif rest or mode:
         given = ", ".join((*(f"option {name}" for name in rest), *(["mode"] if mode else [])))
         raise SettingError(f"{given} with option then {then!r}; accepted: with inductor")
@@ -50,17 +50,17 @@ def compile_graph(
         compiler = torch_private.compiler(str(then), mode, rest)
     except RuntimeError as error:
         raise SettingError(f"inductor: {error}") from error
-    what = "for training" if compiled.is_for_training(module) else "for inference"
+    what = "for training" if compiled_graphs.is_for_training(module) else "for inference"
     is_inductor = then == "inductor"
     fallback = rest.get(_FALLBACK, torch_private.inductor_setting(_FALLBACK))
-    entries = compiled.replace_in(module, declines and is_inductor, is_inductor and not fallback)
+    entries = compiled_graphs.replace_in(module, declines and is_inductor, is_inductor and not fallback)
     made = compiler(module, inputs)  # may make Dynamo restart, so the report follows it
-    compiled.tell(f", {what}", entries)
+    compiled_graphs.add_report(f", {what}", entries)
     return made
 
 
 def _reset() -> None:
-    compiled.forget()
+    compiled_graphs.clear_reports()
     torch_private.reset_cuda_graphs()
 
 

@@ -14,7 +14,7 @@ from torch.fx import Graph
 import graphfuse
 from graphfuse.base.errors import SettingError
 from graphfuse.runtime import torch_private
-from graphfuse.torch.compile_backend import compiled
+from graphfuse.torch.compile_backend import compiled_graphs
 from graphfuse.torch.regions.operator import FROM_INDUCTOR
 
 Pass = Callable[..., None]
@@ -29,10 +29,10 @@ def inductor_pass() -> Pass:
     version of graphfuse and with the uuid of the pass that runs first. If that pass has no uuid, inductor caches
     nothing.
     """
-    return made(torch_private.inductor_setting("post_grad_custom_pre_pass"), replaces=True)
+    return make_pass(torch_private.inductor_setting("post_grad_custom_pre_pass"), replaces=True)
 
 
-def made(first: object, replaces: bool) -> Pass:
+def make_pass(first: object, replaces: bool) -> Pass:
     """Pass that runs `first` (one pass, several or None), and then replaces sites if `replaces`."""
     passes = () if first is None else tuple(first) if isinstance(first, list | tuple) else (first,)
     if not all(callable(p) for p in passes):
@@ -58,9 +58,9 @@ def _class() -> type:
                 else:
                     one(graph)
             if self._replaces:
-                entries = compiled.replace_in(graph.owning_module, declines=True)
+                entries = compiled_graphs.replace_in(graph.owning_module, declines=True)
                 if entries:  # most graphs of backward have none
-                    compiled.tell(", in inductor", entries)
+                    compiled_graphs.add_report(", in inductor", entries)
 
         def uuid(self) -> tuple[object, ...] | None:
             theirs = [one.uuid() if hasattr(one, "uuid") else None for one in self._first]

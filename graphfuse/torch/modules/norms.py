@@ -11,7 +11,7 @@ from graphfuse.base.errors import VariantPackError, VariantPackTypeError
 from graphfuse.functional import sharding
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED
-from graphfuse.torch.operators.declared import (
+from graphfuse.torch.operators.definitions import (
     ADD_RMS_NORM,
     LAYER_NORM,
     LAYER_NORM_BIAS,

@@ -27,7 +27,7 @@ def empty_graph(name: str, kind: data_type) -> pygraph:
     return pygraph(name, **types, intermediate_rounding="declared")
 
 
-class Pulled:
+class BackwardByRule:
     """A forward graph and the backward graph that is drawn from it, with their tensors by name.
 
     d: the backward graph. of: the computation of both. draw: draws the forward graph.
@@ -63,7 +63,7 @@ class Pulled:
         return None
 
     @cached_property
-    def asked(self) -> Mapping[Tensor, str]:
+    def requested(self) -> Mapping[Tensor, str]:
         """Names of the gradients that are requested, by the tensors of forward."""
         return {t: f"d{name}" for t, name in self.given.items() if f"d{name}" in self.d}
 
@@ -94,8 +94,8 @@ class ByRule(Computation):
     """Computation whose gradients are drawn by the rules of its ops."""
 
     def _backward(self, d: GraphBuilder) -> None:
-        pulled = Pulled(d, self, self._forward)
-        drawn = {pulled.asked[t]: grad for t, grad in pulled.gradients([*pulled.asked]).items()}
+        backward = BackwardByRule(d, self, self._forward)
+        drawn = {backward.requested[t]: grad for t, grad in backward.gradients([*backward.requested]).items()}
         lacking = [a.name for a in self.gradients if a is not None and a.name in d and a.name not in drawn]
         if lacking:
             raise MalformedError(f"{d.graph.name}: no rule draws {', '.join(lacking)}")

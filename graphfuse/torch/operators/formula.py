@@ -19,7 +19,14 @@ from graphfuse.functional.operator import LIBRARY
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import DECLINED, Lines, text, when, written
 from graphfuse.torch.operators.computation import Computation
-from graphfuse.torch.operators.step import GraphOperator, called, declared, defined, made_once, within_dispatcher
+from graphfuse.torch.operators.graph_operator import (
+    GraphOperator,
+    declare,
+    define_operator,
+    direct_call,
+    once_differentiable,
+    within_dispatcher,
+)
 
 _observed = torch_private.needs_dispatcher()
 
@@ -46,30 +53,30 @@ def differentiable(
     """Operator (*of.tensors, *of.numbers, *of.options) -> of.results. Defines torch's operators ``graphfuse::NAME...``.
     forward, backward: how the graphs run if columns are split over ranks."""
     given, asked = (*of.numbers, *of.options), [a.asked for a in of.gradients if a is not None and a.asked]
-    inference = defined(declared(name, of.inference, given, of.options, forward), seen=True)
-    training = defined(declared(f"{name}_training", of.training, given, of.options, forward))
+    inference = define_operator(declare(name, of.inference, given, of.options, forward), has_formula=True)
+    training = define_operator(declare(f"{name}_training", of.training, given, of.options, forward))
     read = *of.numbers_kept, *of.options, *asked
-    gradients = defined(declared(f"{name}_backward", of.backward, read, of.options, backward))
+    gradients = define_operator(declare(f"{name}_backward", of.backward, read, of.options, backward))
     watched = (*(a.name for a in of.differentiated), *of.numbers)
-    seen, alone = (formula(name, of, training, gradients, alone) for alone in (False, True))
-    apply_alone, names = torch_private.single_level_apply(alone), tuple(a.name for a in of.tensors)
-    run = within_dispatcher(name, inference, seen.apply, apply_alone, watched)
+    observed, unobserved = (formula(name, of, training, gradients, one) for one in (False, True))
+    apply_unobserved, names = torch_private.single_level_apply(unobserved), tuple(a.name for a in of.tensors)
+    run = within_dispatcher(name, inference, observed.apply, apply_unobserved, watched)
 
     def below_autograd(keyset, *values):
         return run(values, lambda: torch_private.below_autograd(inference.operator, keyset, *values))
 
     LIBRARY.impl(name, below_autograd, "Autograd", with_keyset=True)
-    entry = called(name, inference, apply_alone, watched)
+    entry = direct_call(name, inference, apply_unobserved, watched)
     return Operator(names, entry, inference.function, training.function, gradients.function)
 
 
 def formula(
-    name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, alone: bool
+    name: str, of: Computation, training: GraphOperator, gradients: GraphOperator, unobserved: bool
 ) -> type[torch.autograd.Function]:
     """Autograd function of an operator: it keeps tensors of a forward call, and makes the gradients from them in one
     graph.
 
-    alone: whether forward is called only if no mode, tracer or transform observes the call.
+    unobserved: whether forward is called only if no mode, tracer or transform observes the call.
     """
     # Fast paths of the last calls. They decline calls that differ.
     recent = SimpleNamespace(forward=lambda *values: DECLINED, backward=lambda *values: DECLINED)
@@ -89,7 +96,7 @@ def formula(
             recent.backward = gradients.function.last() or recent.backward
         return made
 
-    once = made_once(name, gradients)
+    once = once_differentiable(name, gradients)
     names = {
         "observed": _observed,
         "declined": DECLINED,
@@ -99,19 +106,19 @@ def formula(
         "grad_enabled": torch.is_grad_enabled,
         "once": lambda *values: once(*_in_rows(of, values)),
     }
-    texts = {"forward": _forward(of, alone), "backward": _backward(of)}
+    texts = {"forward": _forward(of, unobserved), "backward": _backward(of)}
     methods = {step: staticmethod(written(f"{step} of {name}", step, made, names)) for step, made in texts.items()}
     # torch names the autograd node after the class, in errors and profiles.
     return type(name, (torch.autograd.Function,), methods)
 
 
-def _forward(of: Computation, alone: bool) -> str:
+def _forward(of: Computation, unobserved: bool) -> str:
     arguments = ", ".join((*(a.name for a in of.tensors), *of.numbers, *of.options))
     given = *of.numbers_kept, *of.options
     return text(
         "forward",
         ("ctx", arguments),
-        f"made = recent.forward({arguments})" if alone else "made = declined",
+        f"made = recent.forward({arguments})" if unobserved else "made = declined",
         when(["made is declined"], f"made = train(ctx, {arguments})"),
         f"{', '.join(a.name for a in (*of.results, *of.statistics))} = made",
         ["ctx.set_materialize_grads(False)"] if len(of.results) > 1 else [],

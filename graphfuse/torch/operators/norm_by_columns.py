@@ -26,8 +26,8 @@ from graphfuse.functional.tensor_parameter import TensorParameter, like, rows
 from graphfuse.op_graph.tensor import Tensor
 from graphfuse.torch.operators import by_rule
 from graphfuse.torch.operators.computation import DTOTAL, STATISTICS, TYPES, Y, of_rows
+from graphfuse.torch.operators.graph_operator import GraphOperator, declare, define_operator
 from graphfuse.torch.operators.norm import Norm
-from graphfuse.torch.operators.step import GraphOperator, declared, defined
 
 Given = Mapping[str, object]
 Made = Mapping[str, torch.Tensor | None]
@@ -115,20 +115,20 @@ class NormByColumns:
         self.norm.finish(d, d.scaled(normal, scale, d.get("bias"), rounded))
 
     def _measure_backward(self, d: GraphBuilder) -> None:
-        pulled, y = self._pulled(d)
-        grad = pulled.gradients([y])[y]
-        d.store("along", d.by_rows(d.graph.mul(grad, pulled.walk.value(y))))
+        backward, y = self._backward_by_rule(d)
+        grad = backward.gradients([y])[y]
+        d.store("along", d.by_rows(d.graph.mul(grad, backward.walk.value(y))))
         if self.norm.centred:
             d.store("level", d.by_rows(grad))
 
     def _finish_backward(self, d: GraphBuilder) -> None:
-        graph, (pulled, y) = d.graph, self._pulled(d)
-        sums = [name for name in pulled.asked.values() if name in ("dx", "dresidual")]
-        wanted = {t: name for t, name in pulled.asked.items() if name not in sums}
-        found = pulled.gradients([*wanted, y] if sums else wanted)
+        graph, (backward, y) = d.graph, self._backward_by_rule(d)
+        sums = [name for name in backward.requested.values() if name in ("dx", "dresidual")]
+        wanted = {t: name for t, name in backward.requested.items() if name not in sums}
+        found = backward.gradients([*wanted, y] if sums else wanted)
         gradients = {wanted[t]: found[t] for t in wanted}
         if sums:
-            scaled, normal = found[y], pulled.walk.value(y)
+            scaled, normal = found[y], backward.walk.value(y)
             again = not any(a.name in d for a in self.norm.gradients if a.over_rows)
 
             def mean(name: str, own: Callable[[], Tensor]) -> Tensor:
@@ -143,7 +143,7 @@ class NormByColumns:
             gradients |= dict.fromkeys(sums, dx)
         by_rule.store(d, gradients)
 
-    def _pulled(self, d: GraphBuilder) -> tuple[by_rule.Pulled, Tensor]:
+    def _backward_by_rule(self, d: GraphBuilder) -> tuple[by_rule.BackwardByRule, Tensor]:
         """Gradients by rule, and the norm without weight and bias, at which the rules end."""
         norm, kind = self.norm, {"centred": self.norm.centred}
 
@@ -151,9 +151,9 @@ class NormByColumns:
             normal = d.norm(norm.summed(d), None, **kind, statistics=[a.name for a in norm.statistics])
             norm.finish(d, d.scaled(normal, d.weight(zero_centred=norm.zero_centred), d.get("bias"), None))
 
-        pulled = by_rule.Pulled(d, norm, draw)
-        (y,) = (node.outputs["Y"] for node in pulled.walk.forward.nodes if "Y" in node.op.recompute)
-        return pulled, y
+        backward = by_rule.BackwardByRule(d, norm, draw)
+        (y,) = (node.outputs["Y"] for node in backward.walk.forward.nodes if "Y" in node.op.recompute)
+        return backward, y
 
 
 def _inverse_rms(made: Made, part: RankColumns, eps: float) -> Made:
@@ -169,7 +169,7 @@ def _mean_and_inverse_std(made: Made, part: RankColumns, eps: float) -> Made:
     return {"mean": mean, "inverse_std": inverse_std, "elsewhere": apart - made["apart"]}
 
 
-_step = functools.cache(lambda *declaration: defined(declared(*declaration)))
+_step = functools.cache(lambda *declaration: define_operator(declare(*declaration)))
 """Defines a step when it is first needed. Most programs need none."""
 
 

@@ -14,10 +14,10 @@ from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.norms import of_keys
 from graphfuse.functional.rope import build_across, build_heads_together, build_per_head, heads_and_angles, rotated
 from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
-from graphfuse.torch.operators.both import Both
 from graphfuse.torch.operators.by_rule import ByRule
 from graphfuse.torch.operators.computation import TYPES, gradient_of, of_rows
 from graphfuse.torch.operators.formula import differentiable
+from graphfuse.torch.operators.paired_computation import PairedComputation
 
 
 class RotatedNorm(ByRule):
@@ -64,7 +64,7 @@ class RotatedNormAcross(RotatedNorm):
             super()._backward(d)
 
 
-class RotatedHeads(Both):
+class RotatedHeads(PairedComputation):
     """Normalization and rotation of queries and keys together. Option is_neox: which columns are pairs."""
 
     options = ("is_neox",)

@@ -15,13 +15,13 @@ from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import Shape
 from graphfuse.op_graph.freeze import infer
 from graphfuse.op_graph.tensor import Tensor
-from graphfuse.torch.operators.both import Both
+from graphfuse.torch.operators.paired_computation import PairedComputation
 from graphfuse.torch.regions.graphs import RegionGraphs, named, read_input
 from graphfuse.torch.regions.program import Program, RegionInput
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedGraphs(Both):
+class JoinedGraphs(PairedComputation):
     """Computation of a joined program."""
 
     program: Program

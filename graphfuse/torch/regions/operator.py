@@ -16,7 +16,7 @@ from graphfuse.functional.function import entry
 from graphfuse.functional.operator import LIBRARY, fake_tensors
 from graphfuse.runtime import torch_private
 from graphfuse.torch.operators.formula import formula
-from graphfuse.torch.operators.step import GraphOperator, called, declared, within_dispatcher
+from graphfuse.torch.operators.graph_operator import GraphOperator, declare, direct_call, within_dispatcher
 from graphfuse.torch.regions import vmap
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.joined_graphs import JoinedGraphs, graphs_of
@@ -38,39 +38,39 @@ class RegionOperator:
     @cached_property
     def run(self) -> Callable[..., object]:
         """Function of the inputs that returns the output, or a tuple of several, with gradients."""
-        return called("region", self.inference, lambda *inputs: self._alone(*inputs), self._watched)
+        return direct_call("region", self.inference, lambda *inputs: self._unobserved_formula(*inputs), self._watched)
 
     @cached_property
     def within_dispatcher(self) -> Callable[[Tensors, Callable[[], object]], object]:
         """``run`` for calls that have reached autograd in torch's dispatcher."""
         # Formulas are made when they are called: a program may have no gradient rules if no gradient is requested.
-        applied = (lambda *inputs: self._seen(*inputs)), (lambda *inputs: self._alone(*inputs))
+        applied = (lambda *inputs: self._observed_formula(*inputs)), (lambda *inputs: self._unobserved_formula(*inputs))
         return within_dispatcher("region", self.inference, *applied, self._watched)
 
     @cached_property
     def inference(self) -> GraphOperator:
-        return self._operator(declared("region", self.graphs.inference, ()), region)
+        return self._operator(declare("region", self.graphs.inference, ()), region)
 
     @cached_property
     def training(self) -> GraphOperator:
-        return self._operator(declared("region_training", self.graphs.training, ()), region_training)
+        return self._operator(declare("region_training", self.graphs.training, ()), region_training)
 
     @cached_property
     def gradients(self) -> GraphOperator:
         asked = [a.asked for a in self.graphs.gradients if a is not None]
-        return self._operator(declared("region_backward", self.graphs.backward, asked), region_backward)
+        return self._operator(declare("region_backward", self.graphs.backward, asked), region_backward)
 
     @property
     def _watched(self) -> list[str]:
         return [one.name for one in self.graphs.differentiable]
 
     @cached_property
-    def _seen(self) -> Callable[..., object]:
-        return formula("region", self.graphs, self.training, self.gradients, alone=False).apply
+    def _observed_formula(self) -> Callable[..., object]:
+        return formula("region", self.graphs, self.training, self.gradients, unobserved=False).apply
 
     @cached_property
-    def _alone(self) -> Callable[..., object]:
-        made = formula("region", self.graphs, self.training, self.gradients, alone=True)
+    def _unobserved_formula(self) -> Callable[..., object]:
+        made = formula("region", self.graphs, self.training, self.gradients, unobserved=True)
         return torch_private.single_level_apply(made)
 
     def _operator(self, f: Function, operator: Callable[..., list[torch.Tensor]]) -> GraphOperator:

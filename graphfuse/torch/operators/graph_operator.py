@@ -31,7 +31,7 @@ class GraphOperator:
     def __call__(self, *values):
         return self.operator(*values) if _observed() else self.function(*values)
 
-    def unseen(self, values: Sequence[object]) -> object:
+    def run_unobserved(self, values: Sequence[object]) -> object:
         """Result of a call within the dispatcher that no mode or transform observes; DECLINED if kernels cannot read
         one of the tensors."""
         last = self.function.last()
@@ -41,7 +41,7 @@ class GraphOperator:
         return made
 
 
-def declared(
+def declare(
     name: str,
     variant: Variant,
     others: Sequence[str],
@@ -63,16 +63,16 @@ def declared(
     )
 
 
-def defined(function: Function, seen: bool = False) -> GraphOperator:
-    """Defines ``graphfuse::NAME`` for a function. seen: whether autograd has a formula for it; otherwise calls skip
-    autograd."""
+def define_operator(function: Function, has_formula: bool = False) -> GraphOperator:
+    """Defines ``graphfuse::NAME`` for a function. has_formula: whether autograd has a formula for it; otherwise calls
+    skip autograd."""
     made = GraphOperator(function, define(function), getattr(torch.ops.graphfuse, function.name).default)
-    if not seen:
+    if not has_formula:
         pass_by_autograd(function, made.operator)
     return made
 
 
-def made_once(name: str, gradients: Callable[..., object]) -> Callable[..., object]:
+def once_differentiable(name: str, gradients: Callable[..., object]) -> Callable[..., object]:
     class Once(torch.autograd.Function):
         """Gradients that are recorded in turn (``create_graph=True``). Differentiating them raises an error."""
 
@@ -94,7 +94,7 @@ def within_dispatcher(
     name: str,
     inference: GraphOperator,
     apply: Callable[..., object],
-    apply_alone: Callable[..., object],
+    apply_unobserved: Callable[..., object],
     watched: Sequence[str],
 ) -> Callable[[Sequence[object], Callable[[], object]], object]:
     """Function that runs a call that reached autograd in torch's dispatcher. Its arguments: the call's values, and a
@@ -104,24 +104,24 @@ def within_dispatcher(
 
     def run(values: Sequence[object], dispatch: Callable[[], object]) -> object:
         sharding.prepare()
-        seen = _observed()
-        if seen:
+        is_observed = _observed()
+        if is_observed:
             refuse_tangents(name, values)
         if torch.is_grad_enabled() and _any_requires_grad(*values) and _any_requires_grad(*(values[n] for n in places)):
-            if seen:
+            if is_observed:
                 refuse_transforms(name)
-            return apply(*values) if seen else apply_alone(*values)
-        made = DECLINED if seen else inference.unseen(values)
+            return apply(*values) if is_observed else apply_unobserved(*values)
+        made = DECLINED if is_observed else inference.run_unobserved(values)
         return dispatch() if made is DECLINED else made
 
     return run
 
 
-def called(
-    name: str, inference: GraphOperator, apply_alone: Callable[..., object], watched: Sequence[str]
+def direct_call(
+    name: str, inference: GraphOperator, apply_unobserved: Callable[..., object], watched: Sequence[str]
 ) -> Callable[..., object]:
-    """Function that runs the inference graph, or the autograd formula if there are gradients. apply_alone: the formula
-    for calls that no mode, tracer or transform observes. watched: the parameters that have gradients.
+    """Function that runs the inference graph, or the autograd formula if there are gradients. apply_unobserved: the
+    formula for calls that no mode, tracer or transform observes. watched: the parameters that have gradients.
 
     torch's dispatcher takes as long as a launch, so calls enter it only if a compiler, tracer, mode or transform
     observes them.
@@ -142,7 +142,7 @@ def called(
         "operator": inference.operator,
         "grad_enabled": torch.is_grad_enabled,
         "requires_grad": _any_requires_grad,
-        "apply": apply_alone,
+        "apply": apply_unobserved,
         "function": inference.function,
     }
     return written(f"call of {name}", "call", made, names)

@@ -91,7 +91,7 @@ class _Reports:
 
 
 _reports = _Reports()
-tell, forget = _reports.add, _reports.clear
+add_report, clear_reports = _reports.add, _reports.clear
 
 
 def replace_in(module: GraphModule, declines: bool, own_random: bool = False) -> list[Entry]:

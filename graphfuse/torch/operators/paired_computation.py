@@ -13,7 +13,7 @@ from graphfuse.torch.operators.computation import Computation
 T = TypeVar("T")
 
 
-class Both(Computation):
+class PairedComputation(Computation):
     """Computation with the tensors of `each` in turn. Forward is drawn for both at once, the gradients of each by its
     own computation.
 
