@@ -188,7 +188,7 @@ def crossings(function, rows=T):
     """Bytes that are moved once more by each region that a graph might have, forward and backward."""
     graph, _ = recorded(function, given(rows, gradients=True), "dynamo")
     found = choose.find(graph.graph, dict.fromkeys(graph.graph.nodes, 0))
-    return [[(c.moved, c.moved_back) for c in regions.replaced_nodes(region).crossings] for region in found]
+    return [[(c.moved, c.moved_backward) for c in regions.replaced_nodes(region).crossings] for region in found]
 
 
 @pytest.mark.parametrize(

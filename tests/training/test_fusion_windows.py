@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from graphfuse.torch.analysis.surroundings import regions
+from graphfuse.torch.analysis.surroundings import graph_parts
 from graphfuse.torch.attention import mask_pass as attention
 from graphfuse.torch.attention.mask_pass import OPERATOR, rewrite
 from graphfuse.torch.attention.operator import WINDOWED
@@ -108,7 +108,7 @@ def test_windows_on_a_gpu(dtype, columns, allowed, became, why):
         given = [torch.empty(2, heads, 64, columns, device="cuda", dtype=dtype) for heads in (8, 2, 2)]
         GraphRecord(module).run(*given)
     with sdpa_kernel(allowed):
-        (entry,) = rewrite(module, regions(graph), lambda node: (node.name, ""))
+        (entry,) = rewrite(module, graph_parts(graph), lambda node: (node.name, ""))
     assert entry.became == became and why in entry.why
     if became:
         assert out.args[0] is q and out.args[3:] == (None, None, True, None, 16)

@@ -123,7 +123,7 @@ def declined(candidates: Sequence[Candidate]) -> dict[Node, str]:
     for group in connected_components((one, (id(one), *_nodes(one))) for one in candidates):
         moved = dict[Node, float]()  # once for a tensor between two of them
         for crossing in (c for one in group for c in one.replaced.crossings):
-            moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_back)
+            moved[crossing.tensor] = max(moved.get(crossing.tensor, 0), crossing.moved + crossing.moved_backward)
         if sum(moved.values()) > sum(one.saved for one in group):
             reasons |= {one.key: _why(one) for one in group}
     return reasons
@@ -138,7 +138,7 @@ def _nodes(one: Candidate) -> set[Node]:
 def _why(one: Candidate) -> str:
     if not one.replaced.crossings:
         return one.behind
-    moved = sum(c.moved + c.moved_back for c in one.replaced.crossings)
+    moved = sum(c.moved + c.moved_backward for c in one.replaced.crossings)
     but = f", and save no more than {one.saved:.1f} otherwise" if one.saved > 0 else ""
     why = ", ".join(map(str, one.replaced.crossings))
     return f"the operator would move {moved:.3g} bytes an element more than inductor alone{but}: {why}"

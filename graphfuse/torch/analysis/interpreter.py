@@ -66,10 +66,10 @@ def run(
     cls = type(domain.module)
     if cls.__getattribute__ is not object.__getattribute__ or cls.__getattr__ is not torch.nn.Module.__getattr__:
         raise ForwardDeclined("looks its attributes up in a way of its own")
-    return _called(domain, function, [Named(domain.module, SELF), *args], named, 0, rest)
+    return _run_function(domain, function, [Named(domain.module, SELF), *args], named, 0, rest)
 
 
-def _called(
+def _run_function(
     domain: Domain,
     function: FunctionType,
     args: Sequence[object],
@@ -124,14 +124,14 @@ class _Frame:
                     if not self.truth(statement.test):
                         raise self.declined(statement, "fails")
                 case ast.FunctionDef(decorator_list=[]):
-                    self.variables[statement.name] = self.defined(statement)
+                    self.variables[statement.name] = self.define(statement)
                 case ast.Pass():
                     pass
                 case _:
                     raise self.declined(statement, f"is {type(statement).__name__}")
         return None
 
-    def defined(self, node: ast.FunctionDef) -> FunctionType:
+    def define(self, node: ast.FunctionDef) -> FunctionType:
         """A function that is defined within the function, and reads none of its variables."""
         codes = (c for c in self.function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == node.name)
         found = [code for code in codes if not code.co_freevars and code.co_firstlineno == node.lineno]
@@ -165,10 +165,10 @@ class _Frame:
                 raise self.declined(target, "takes another number of values")
             for place, v in zip(places, values, strict=True):
                 self.assign(place.value if isinstance(place, ast.Starred) else place, v)
-        elif not self.stored(target, value):
+        elif not self.store(target, value):
             raise self.declined(target, f"changes {ast.unparse(target)}")
 
-    def stored(self, target: ast.expr, value: object) -> bool:
+    def store(self, target: ast.expr, value: object) -> bool:
         """True if a value was written to a part of a symbol that a variable holds."""
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return False
@@ -176,9 +176,9 @@ class _Frame:
         return isinstance(held, self.domain.symbols) and self.domain.store(held, self.value(target.slice), value)
 
     def truth(self, node: ast.expr) -> bool:
-        return self.decided(node, self.value(node))
+        return self.decide(node, self.value(node))
 
-    def decided(self, node: ast.expr, value: object) -> bool:
+    def decide(self, node: ast.expr, value: object) -> bool:
         value = self.settled(node, value)
         if not is_plain(value):
             raise self.declined(node, f"decides by {ast.unparse(node)}")
@@ -254,31 +254,31 @@ class _Frame:
         ends = isinstance(node.op, ast.Or)
         for operand in node.values:
             value = self.value(operand)
-            if operand is node.values[-1] or self.decided(operand, value) == ends:
+            if operand is node.values[-1] or self.decide(operand, value) == ends:
                 return value
         raise AssertionError
 
     def _binop(self, node: ast.BinOp) -> object:
-        return self.operated(node, node.left, node.right)
+        return self.operate(node, node.left, node.right)
 
     def _unaryop(self, node: ast.UnaryOp) -> object:
         if isinstance(node.op, ast.Not):
             return not self.truth(node.operand)
-        return self.operated(node, node.operand)
+        return self.operate(node, node.operand)
 
-    def operated(self, node: ast.BinOp | ast.UnaryOp, *nodes: ast.expr) -> object:
+    def operate(self, node: ast.BinOp | ast.UnaryOp, *nodes: ast.expr) -> object:
         function = _OPERATIONS.get(type(node.op))
         if function is None:
             raise self.declined(node, f"has {type(node.op).__name__}")
         operands = tuple(map(self.value, nodes))
         if any(isinstance(v, self.domain.symbols) for v in operands):
-            return self.computed(node, function, operands, {})
+            return self.compute(node, function, operands, {})
         operands = tuple(self.settled(node, v) for v in operands)
         if not all(map(is_plain, operands)):
             raise self.declined(node, f"computes {ast.unparse(node)}")
         return function(*operands)
 
-    def computed(
+    def compute(
         self,
         node: ast.expr,
         function: Callable[..., object],
@@ -292,11 +292,11 @@ class _Frame:
     def _compare(self, node: ast.Compare) -> object:
         values = [self.value(n) for n in (node.left, *node.comparators)]
         for i, kind in enumerate(node.ops):
-            if not self.compared(node, kind, values[i], values[i + 1]):
+            if not self.compare(node, kind, values[i], values[i + 1]):
                 return False
         return True
 
-    def compared(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> bool:
+    def compare(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> bool:
         if isinstance(kind, ast.Is | ast.IsNot):
             if b is not None and not isinstance(b, bool):
                 raise self.declined(node, f"asks for the identity of {ast.unparse(node)}")
@@ -314,7 +314,7 @@ class _Frame:
     def _subscript(self, node: ast.Subscript) -> object:
         value, index = self.value(node.value), self.value(node.slice)
         if isinstance(value, self.domain.symbols):
-            return self.computed(node, operator.getitem, (value, index), {})
+            return self.compute(node, operator.getitem, (value, index), {})
         if isinstance(value, Child) and type(index) is int:
             with self.at(node):
                 return self.domain.item(value, index)
@@ -356,7 +356,7 @@ class _Frame:
 
     def _attribute(self, node: ast.Attribute) -> object:
         if isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()":
-            return self.inherited(node)
+            return self.inherited_method(node)
         value, name = self.value(node.value), node.attr
         if isinstance(value, self.domain.symbols):
             with self.at(node):
@@ -364,7 +364,7 @@ class _Frame:
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         if value.value is self.domain.module:
-            return self.own(node)
+            return self.own_attribute(node)
         path = (*value.path, name)
         if isinstance(value.value, ModuleType) and hasattr(value.value, name):
             return self.read(node, value.root, path, getattr(value.value, name))
@@ -378,7 +378,7 @@ class _Frame:
                 return self.read(node, value.root, path, found)
         raise self.declined(node, f"reads {ast.unparse(node)}")
 
-    def own(self, node: ast.Attribute) -> object:
+    def own_attribute(self, node: ast.Attribute) -> object:
         """An attribute of the module, looked up in the order that Python uses."""
         module, name = self.domain.module, node.attr
         shared = inspect.getattr_static(type(module), name, None)
@@ -403,7 +403,7 @@ class _Frame:
             return self.domain.member(name, value)
         return self.read(node, SELF, (name,), value)
 
-    def inherited(self, node: ast.Attribute) -> object:
+    def inherited_method(self, node: ast.Attribute) -> object:
         """A method that ``super()`` finds."""
         code, cls = self.function.__code__, type(self.domain.module)
         names = self.function.__globals__
@@ -431,34 +431,34 @@ class _Frame:
                 with self.at(keyword.value):
                     named |= self.domain.spread(value)
         if isinstance(function, TensorMethod | Child | self.domain.symbols):
-            return self.computed(node, function, args, named)
+            return self.compute(node, function, args, named)
         if isinstance(function, FunctionType):  # defined within the function
-            return self.called(function, args, named)
+            return self.call(function, args, named)
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
-                return self.computed(node, _ACTIVATIONS[function.cls], args, named)
+                return self.compute(node, _ACTIVATIONS[function.cls], args, named)
             self.domain.record(function.cls, ("forward",), function.cls.forward)
-            return self.called(function.cls.forward, [function, *args], named)
+            return self.call(function.cls.forward, [function, *args], named)
         if isinstance(function, Named):
             value = function.value
             self.domain.record(function.root, function.path, value)
             if function.is_method:
-                return self.called(value, [Named(self.domain.module, SELF), *args], named)
+                return self.call(value, [Named(self.domain.module, SELF), *args], named)
             if self.domain.computes(value):
-                return self.computed(node, value, args, named)
+                return self.compute(node, value, args, named)
             if isinstance(value, BuiltinFunctionType | type) and value in _OF_NUMBERS and not named:
                 args = [self.settled(node, v) for v in args]
                 if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
                     return value(*args)
             elif isinstance(value, FunctionType) and not _is_torchs(value):
-                return self.domain.call_plain(value, args, named, lambda: self.called(value, args, named))
+                return self.domain.call_plain(value, args, named, lambda: self.call(value, args, named))
             elif (call := _called_by(value)) is not None:
                 self.domain.record(function.root, (*function.path, "__class__", "__call__"), call)
-                return self.called(call, [function, *args], named)
+                return self.call(call, [function, *args], named)
         raise self.declined(node, f"calls {ast.unparse(node.func)}, which is not known to do the same each time")
 
-    def called(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
-        return _called(self.domain, function, args, self.domain.passed_on(function, named), self.depth + 1)
+    def call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
+        return _run_function(self.domain, function, args, self.domain.passed_on(function, named), self.depth + 1)
 
 
 def _called_by(value: object) -> FunctionType | None:

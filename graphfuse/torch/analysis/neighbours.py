@@ -22,7 +22,7 @@ from graphfuse.torch.analysis.traversal import reachable
 _NAMED = 4
 """Number of operations that a report names for one crossing."""
 _BEFORE = "before it"
-_BESIDE, _BEHIND = 1, 2
+_FUSED, _AFTER_LIBRARY = 1, 2
 """How a node depends on a norm: through inductor's kernels alone, or through a library call, which ends the kernel."""
 _SMALL = 1 / 8
 """Share of the elements of the largest tensor up to which a tensor is not counted, such as vectors and values of
@@ -33,15 +33,15 @@ rows."""
 class Crossing:
     """A tensor between an operator and operations that inductor would compute in one kernel with it.
 
-    tensor: the node of the tensor. others: nodes there that read or make it. where: in words. moved, moved_back: bytes
-    of an element of the largest tensor that are moved because of it, in forward and in backward.
+    tensor: the node of the tensor. others: nodes there that read or make it. where: in words. moved, moved_backward:
+    bytes of an element of the largest tensor that are moved because of it, in forward and in backward.
     """
 
     tensor: Node
     others: tuple[Node, ...]
     where: str
     moved: float
-    moved_back: float
+    moved_backward: float
 
     def __str__(self) -> str:
         titles = [*dict.fromkeys(map(_title, self._with_what_follows()))]
@@ -84,13 +84,13 @@ class ReplacedNodes:
         for tensor in self.made:
             if not is_as_large(tensor, self._largest):
                 continue  # one value per row, such as a loss, is negligible
-            fused, recomputed, kept = self._divided(tensor)
+            fused, recomputed, kept = self._readers_by_kind(tensor)
             moves = bool(fused) + (not kept and bool(fused or recomputed))
             if moves:
                 yield self._crossing(tensor, (*fused, *recomputed), "behind it", moves)
         for tensor in self.read:
             maker = self._maker(tensor)
-            fused, recomputed, kept = self._divided(tensor)
+            fused, recomputed, kept = self._readers_by_kind(tensor)
             if maker is not None:
                 yield self._crossing(tensor, (maker,), _BEFORE, 1 + (not kept))
             elif fused:
@@ -118,14 +118,18 @@ class ReplacedNodes:
             elif not is_own:
                 yield user, node
 
-    def _divided(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
+    def _readers_by_kind(self, tensor: Node) -> tuple[tuple[Node, ...], ...]:
         """Readers of a tensor: those in one kernel with the norm, those that would compute it again from what the norm
         reads, and those that read it from memory."""
         fused, recomputed, kept = [], [], []
         for user, given in self._readers(tensor):
             if inductor.is_cast_by_autocast(user, given):
                 fused.append(user)
-            elif user in self._upstream or self._depends.get(user) == _BEHIND or not inductor.is_generated(user):
+            elif (
+                user in self._upstream
+                or self._dependence.get(user) == _AFTER_LIBRARY
+                or not inductor.is_generated(user)
+            ):
                 kept.append(user)
             elif is_as_large(given, self._largest) and inductor.is_of_rows(user, given, self.columns):
                 fused.append(user)
@@ -143,15 +147,15 @@ class ReplacedNodes:
         return node
 
     @cached_property
-    def _depends(self) -> dict[Node, int]:
+    def _dependence(self) -> dict[Node, int]:
         """Dependence of nodes on the results of the operator, up to its last reader."""
         readers = [user for t in (*self.made, *self.read) for user, _ in self._readers(t)]
-        found, first, last = dict.fromkeys(self.made, _BESIDE), min(self.made), max((*readers, *self.made))
+        found, first, last = dict.fromkeys(self.made, _FUSED), min(self.made), max((*readers, *self.made))
         for node in (node for node in first.graph.nodes if first <= node <= last):
             how = max((found.get(t, 0) for t in node.all_input_nodes), default=0)
             if node not in found and how:
                 is_through = node in self.own or inductor.is_fused(node)
-                found[node] = how if is_through else _BEHIND
+                found[node] = how if is_through else _AFTER_LIBRARY
         return found
 
     @cached_property

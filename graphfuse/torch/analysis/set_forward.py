@@ -9,7 +9,7 @@ import torch
 from graphfuse.runtime import torch_private
 
 _MARK = "_graphfuse_fused"
-TAKEN = "its forward is set on the module already, by something else"
+ALREADY_SET = "its forward is set on the module already, by something else"
 """Reason why a module keeps the forward that it has."""
 
 RUN_ON = frozenset({"cuda", "cpu"})

@@ -22,7 +22,7 @@ _INTO, _OUT_OF = "_increment_nesting", "_decrement_nesting"
 
 
 @dataclass(frozen=True)
-class Regions:
+class GraphParts:
     """Parts of a graph between changes of modes. number: that of a node's part. transformed: nodes within a transform
     of torch.func that differentiates. nested: nodes within any transform."""
 
@@ -31,7 +31,7 @@ class Regions:
     nested: frozenset[Node]
 
 
-def regions(graph: Graph) -> Regions:
+def graph_parts(graph: Graph) -> GraphParts:
     numbers, inside, nested, depth, level, current = dict[Node, int](), set[Node](), set[Node](), 0, 0, 0
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
@@ -46,7 +46,7 @@ def regions(graph: Graph) -> Regions:
             inside.add(node)
         if level:
             nested.add(node)
-    return Regions(numbers, frozenset(inside), frozenset(nested))
+    return GraphParts(numbers, frozenset(inside), frozenset(nested))
 
 
 def has_side_effect(node: Node) -> bool:

@@ -114,7 +114,7 @@ def _traced(
 
 
 def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str | None:
-    _, found = next(sinks.find(graph, surroundings.regions(graph.graph)), (None, None))
+    _, found = next(sinks.find(graph, surroundings.graph_parts(graph.graph)), (None, None))
     if not isinstance(found, sinks.Attention):
         return None if found is None else f"attention: {found}"
     places = [n for n in graph.graph.nodes if n.op == "placeholder"]

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphfuse.torch.analysis.meaning import arguments, called_name, is_changed, is_op, may_write, value
 from graphfuse.torch.analysis.new_nodes import permuted
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.analysis.surroundings import Regions
+from graphfuse.torch.analysis.surroundings import GraphParts
 from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.attention.constants import Constants
 from graphfuse.torch.attention.mask import MaskKind
@@ -48,7 +48,7 @@ class AttentionCall:
         return self.given.get(name, _DEFAULTS.get(name))
 
 
-def rewrite(module: GraphModule, regions: Regions, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
+def rewrite(module: GraphModule, regions: GraphParts, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
     """Drops unnecessary masks from a graph, and the repeats of heads that they require. Returns the report's entries. A
     call without a mask is reported only if it changes. place: the name and the class of the module that a node comes
     from."""
@@ -102,7 +102,7 @@ def _call(node: Node) -> AttentionCall | None:
     )
 
 
-def _why_unchanged(call: AttentionCall, regions: Regions) -> str:
+def _why_unchanged(call: AttentionCall, regions: GraphParts) -> str:
     """The reason why a call is not changed; "" if it may be."""
     tensors = [value(call.get(name)) for name in _ARGUMENTS[:3]]
     if call.node in regions.nested:

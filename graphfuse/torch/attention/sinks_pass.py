@@ -82,7 +82,7 @@ class _No(Exception):
 def replace(module: GraphModule, place: Callable[[Node], tuple[str, str]]) -> list[Entry]:
     """Replaces each attention with sinks in a graph by the operator. Returns the report's entries. place: the name and
     the class of the module that a node comes from."""
-    regions, constants = surroundings.regions(module.graph), Constants()
+    regions, constants = surroundings.graph_parts(module.graph), Constants()
     entries, new, dead = [], dict[Node, Node](), set[Node]()
     for softmax, found, allowed in [(n, found, _mask_kind(found, constants)) for n, found in find(module, regions)]:
         if isinstance(found, str):
@@ -114,7 +114,7 @@ def _has_window(found: Attention, window: int) -> bool:
     return kernel_of(q, k, v, False, Options(found.scale, True, window)).has_window
 
 
-def find(module: GraphModule, regions: surroundings.Regions) -> Iterator[tuple[Node, Attention | str]]:
+def find(module: GraphModule, regions: surroundings.GraphParts) -> Iterator[tuple[Node, Attention | str]]:
     """Each softmax of logits and a sink, with its attention or the reason why the operator does not replace it. The
     softmax's place in the model is the attention's."""
     for node in module.graph.nodes:
@@ -360,7 +360,7 @@ def whole(node: object) -> object:
     return node
 
 
-def _allow(found: Attention, regions: surroundings.Regions) -> None:
+def _allow(found: Attention, regions: surroundings.GraphParts) -> None:
     ends = (found.q, found.k, found.v, found.sinks, *([found.mask.node] if found.mask else []))
     nodes = {*found.inner, found.out}
 

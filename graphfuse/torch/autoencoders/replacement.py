@@ -35,7 +35,7 @@ def replace(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.M
     if role not in wan.FORWARDS:
         return None
     if not set_forward.is_free(module):
-        return Entry(name, cls.__name__, why=set_forward.TAKEN)
+        return Entry(name, cls.__name__, why=set_forward.ALREADY_SET)
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
     function = _forward(role, cls, before_own)

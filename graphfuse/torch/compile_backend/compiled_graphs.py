@@ -114,7 +114,7 @@ def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> 
 
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
     attended = sinks.replace(module, _place)
-    around = surroundings.regions(module.graph)
+    around = surroundings.graph_parts(module.graph)
     attended += attention.rewrite(module, around, _place)
     rewritten: list[RowLosses | KeyedDropouts] = [RowLosses(module)]
     if own_random:
@@ -128,10 +128,16 @@ def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[E
     for one in rewritten:
         one.restore()
     module.recompile()
-    return [*(entry for found in verdicts for entry in _of_region(*found)), *others, *attended, *summed, *grouped]
+    return [
+        *(entry for found in verdicts for entry in _entries_of_region(*found)),
+        *others,
+        *attended,
+        *summed,
+        *grouped,
+    ]
 
 
-def _of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
+def _entries_of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
     """Report entries of a region: one for each module that has a reduction of it."""
     said = region.program.operations
     first, *others = dict.fromkeys(map(_place, region.reductions or region.outputs))

@@ -40,7 +40,7 @@ class KeyedDropouts:
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
-        around = surroundings.regions(self._graph)
+        around = surroundings.graph_parts(self._graph)
         found = [n for n in self._graph.nodes if n not in around.nested and _is_suitable(n)]
         self._plain = {node: (node.target, node.args, node.kwargs) for node in found}
         self._keys: list[Node] = []

@@ -25,7 +25,7 @@ _PARAMETERS = "input num_groups weight bias eps".split()
 
 def replace(module: GraphModule) -> Iterator[Node]:
     """Replaces group norms of a graph, for inference. Yields the nodes that were replaced."""
-    graph, nested = module.graph, surroundings.regions(module.graph).nested
+    graph, nested = module.graph, surroundings.graph_parts(module.graph).nested
     for node in [node for node in graph.nodes if called_name(node) == "group_norm" and node not in nested]:
         given = {"eps": 1e-5} | arguments(node, *_PARAMETERS)
         of, groups, weight, bias, eps = map(given.get, _PARAMETERS)

@@ -58,7 +58,7 @@ class RowLosses:
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
-        around = surroundings.regions(self._graph)
+        around = surroundings.graph_parts(self._graph)
         found = [one for one in _losses(self._graph) if one.node not in around.nested]
         self._divided = [(one, *self._divide(one)) for one in found]
         if found:

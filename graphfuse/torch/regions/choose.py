@@ -22,8 +22,8 @@ from graphfuse.torch.analysis.components import connected_components
 from graphfuse.torch.analysis.meaning import as_sequence, hint, is_changed, recorded_result
 from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions.call_translation import OwnedStep, Value
-from graphfuse.torch.regions.columns import APART, COLUMNS, ColumnAxes
-from graphfuse.torch.regions.groups import behind_whole_rows, groups
+from graphfuse.torch.regions.columns import COLUMNS, NOT_ONE_DIMENSION, ColumnAxes
+from graphfuse.torch.regions.groups import depends_on_whole_rows, groups
 from graphfuse.torch.regions.norm_recognition import recognize_norms
 from graphfuse.torch.regions.pair_turns import turn_of
 from graphfuse.torch.regions.program import Program, ProgramStep, RegionInput, Result
@@ -46,7 +46,7 @@ class TorchRegion:
     moved: bytes that it moves, in words.
     reductions: nodes that reduce, which a report names.
     columns: the dimensions that rows lie along.
-    apart: why it only reduces parts of rows, if whole rows are reduced before or after; "" if there is no reason.
+    why_parts: why it only reduces parts of rows, if whole rows are reduced before or after; "" if there is no reason.
     """
 
     program: Program
@@ -58,7 +58,7 @@ class TorchRegion:
     moved: str
     reductions: tuple[Node, ...]
     columns: ColumnAxes = COLUMNS
-    apart: str = ""
+    why_parts: str = ""
 
 
 def find(
@@ -71,7 +71,7 @@ def find(
     together: whether one region may reduce rows and parts of them. why_left: receives reductions that are in no region,
     and why.
     """
-    left, found, apart = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
+    left, found, why_parts = _around_reductions(graph, parts), list[TorchRegion](), dict[Node, str]()
 
     def regions_of(translation: TranslatedGraph, without: Container[Node] = ()) -> list[TorchRegion]:
         usable = {n: number for n, number in parts.items() if n in left and n not in without}
@@ -82,14 +82,16 @@ def find(
         left.difference_update(node for region in found for node in region.nodes)
 
     for one in groups(graph, left):
-        inside = one.inside(graph)
+        inside = one.nodes_inside(graph)
         if together and len({node in inside for node in left if inductor.is_reduction(node) or turn_of(node)}) > 1:
             of_rows = TranslatedGraph(COLUMNS, one, inside, of_rows=True)
             take(region for region in regions_of(of_rows) if reduces_rows_and_parts(region.program.steps))
-            apart |= {node: why for node, why in of_rows.why.items() if node in inside and inductor.is_reduction(node)}
+            why_parts |= {
+                node: why for node, why in of_rows.why.items() if node in inside and inductor.is_reduction(node)
+            }
         if one.is_flat:  # flat parts are rows as they are
             continue
-        regions = regions_of(TranslatedGraph(COLUMNS, one, inside), behind_whole_rows(graph, inside))
+        regions = regions_of(TranslatedGraph(COLUMNS, one, inside), depends_on_whole_rows(graph, inside))
         take(region for region in regions if any(one.is_split(n) or one.is_joined(n) for n in region.nodes))
     along = {COLUMNS: TranslatedGraph()}
     take(regions_of(along[COLUMNS]))
@@ -104,8 +106,8 @@ def find(
         reductions = [node for node in reductions if getattr(as_sequence(recorded_result(node))[0], "shape", ())]
         whys = {node: along[reduced.get(node, COLUMNS)].why_left(node) for node in reductions}
         why_left |= {node: why for node, why in whys.items() if why}
-    said = ("; ".join({apart[node]: None for node in region.nodes if node in apart}) for region in found)
-    return [replace(region, apart=why) for region, why in zip(found, said, strict=True)]
+    said = ("; ".join({why_parts[node]: None for node in region.nodes if node in why_parts}) for region in found)
+    return [replace(region, why_parts=why) for region, why in zip(found, said, strict=True)]
 
 
 def reduces_rows_and_parts(steps: Sequence[ProgramStep]) -> bool:
@@ -349,7 +351,7 @@ class _Assembled:
         results = [program_tensor(translation.recorded(n), translation.values[n].axes, part(n)) for n in made.values()]
         tensors = {key: program_tensor(v.tensor, key[1], translation.part_read(key[0], v)) for key, v in read.items()}
         if None in results or None in tensors.values():
-            translation.declined |= {step.owner: f"tensors of its rows {APART}" for step in steps}
+            translation.declined |= {step.owner: f"tensors of its rows {NOT_ONE_DIMENSION}" for step in steps}
             return None
         largest = max(results, key=lambda one: len(one.axes))
         places = {} if translation.parts or largest.is_packed or not largest.axes else largest.places()

@@ -89,8 +89,8 @@ class RegionGraphs(Computation):
         outputs = [made[one.step] for one in self.pulled]
         found = differentiate(graph, outputs, [given[one.name] for one in self.computed]).kept
         # Inputs whose shapes do not follow from joined rows are read in any case.
-        odd = (one.name for one in self.program.inputs if one.extents.is_odd)
-        kept = dict.fromkeys((*map(_identifier, found), *odd))
+        partial = (one.name for one in self.program.inputs if one.extents.has_some_row_axes)
+        kept = dict.fromkeys((*map(_identifier, found), *partial))
         has_whole = any(one.extents.whole and one.name in kept for one in (*self.program.inputs, *self.program.outputs))
         if not has_whole and not any(one.extents.whole for one in self.pulled):
             kept[self.program.inputs[0].name] = None  # all shapes follow from its own

@@ -55,7 +55,7 @@ class Groups:
         with torch.no_grad():
             return t.view(*self.rows, self.count, *t.shape[1:])
 
-    def inside(self, graph: Graph) -> set[Node]:
+    def nodes_inside(self, graph: Graph) -> set[Node]:
         """Nodes that have groups as a dimension: from the view of rows as groups to the view back."""
         found = set[Node]()
         for node in graph.nodes:
@@ -65,7 +65,7 @@ class Groups:
         return found
 
 
-def behind_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
+def depends_on_whole_rows(graph: Graph, inside: Container[Node]) -> set[Node]:
     """Nodes that reduce whole rows, or depend on such a reduction. They cannot be computed as groups."""
     found = set[Node]()
     for node in graph.nodes:

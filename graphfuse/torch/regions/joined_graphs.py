@@ -47,7 +47,7 @@ class JoinedGraphs(PairedComputation):
         pairs = zip(first.program.inputs, second.program.inputs, strict=True)
         given = {one.name: self._read(d, one, other) for one, other in pairs}
         kept = [pair for pair in zip(first.statistics, second.statistics, strict=True) if pair[0].name in d]
-        made = first.program.draw(d.graph, given, training=bool(kept), apart=True)
+        made = first.program.draw(d.graph, given, training=bool(kept), separate_scale=True)
         for one, other in kept:
             self._store(d, named(d.graph, one.name), one.name, other.name)
         for one, other in zip(first.program.outputs, second.program.outputs, strict=True):

@@ -128,9 +128,9 @@ class _Steps:
 
     def _centred(self, source: Source, columns: int | None) -> Source | None:
         """x of a source that is x less its mean; None for any other source."""
-        apart = self._step(source, "sub")
-        of = None if apart is None else self._mean(apart.inputs["b"], columns)
-        return self._exact(of) if of is not None and self._exact(of) == self._exact(apart.inputs["a"]) else None
+        difference = self._step(source, "sub")
+        of = None if difference is None else self._mean(difference.inputs["b"], columns)
+        return self._exact(of) if of is not None and self._exact(of) == self._exact(difference.inputs["a"]) else None
 
     def _is_own(self, number: int, x: Source) -> bool:
         """True if nothing else reads the steps between x and a step."""

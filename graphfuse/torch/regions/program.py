@@ -63,7 +63,7 @@ class RowExtents:
         return set(self.axes) == {"n"} and not self.part
 
     @property
-    def is_odd(self) -> bool:
+    def has_some_row_axes(self) -> bool:
         """True if the tensor has some axes of rows and not others, such as one with the same values for all rows of a
         sample."""
         return len(set(self.axes[:-1])) > 1
@@ -231,11 +231,11 @@ class Program:
         return graph, given, made
 
     def draw(
-        self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False, apart: bool = False
+        self, graph: pygraph, given: Mapping[str, Tensor], training: bool = False, separate_scale: bool = False
     ) -> list[Tensor]:
         """Tensors that steps make, drawn into a graph. given: the graph's tensors for the inputs, all of one rank.
-        training: whether norms make what their gradients need. apart: whether the scale of a norm is a separate
-        multiplication after it, as it varies along rows."""
+        training: whether norms make what their gradients need. separate_scale: whether the scale of a norm is a
+        separate multiplication after it, as it varies along rows."""
         made: list[Tensor] = []
         parts = {one.name: one.part for one in self.inputs} | {f"@{n}": s.part for n, s in enumerate(self.steps)}
         views: dict[tuple[Source, int], Tensor] = {}
@@ -257,7 +257,7 @@ class Program:
             attributes = {name: _ENUMS[name][v] if name in _ENUMS else v for name, v in step.attributes.items()}
             inputs = {port: read(source, step.part) for port, source in step.inputs.items()}
             attributes |= op.training if training else {}
-            scale = inputs.pop("scale", None) if apart and step.op == "rmsnorm" else None
+            scale = inputs.pop("scale", None) if separate_scale and step.op == "rmsnorm" else None
             getattr(graph, step.op)(**inputs, **attributes, name=f"s{number}{self.mark}")
             node = graph.nodes[-1]
             out = node.outputs[op.outputs[0].name]

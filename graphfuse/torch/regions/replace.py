@@ -40,7 +40,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     read, made = views[: len(inputs)], views[len(inputs) :]
     for n, view in enumerate(made):
         follows = region.program.follows and region.program.outputs[n].extents.whole
-        if not _lies(view.of(view.tensor), read[0].made if follows else None):
+        if not _has_strides_of(view.of(view.tensor), read[0].made if follows else None):
             return "its results do not lie in memory as those of an operator"
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:
@@ -59,7 +59,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
             if key in results[0].meta:
                 call.meta[key] = [result.meta[key] for result in results]
         results = [
-            view.undone(graph, node, recorded_result(old))
+            view.put_back(graph, node, recorded_result(old))
             for node, view, old in zip(results, made, region.outputs, strict=True)
         ]
     for old, result in zip(region.outputs, results, strict=True):
@@ -93,24 +93,26 @@ class Arrangement:
     def is_unknown(self, t: torch.Tensor, viewed: torch.Tensor) -> bool:
         """True if a graph cannot express the view of a tensor, or the view back to `viewed`, as several extents are
         unknown."""
-        return self._is_viewed(t) and _known(viewed).count(-1) > 1
+        return self._is_viewed(t) and _static_extents(viewed).count(-1) > 1
 
     def put(self, graph: Graph, node: Node) -> Node:
         """Node of the view of a node."""
         if self._is_viewed(recorded_result(node)):
-            node = insert(graph, torch.ops.aten.view.default, node, _known(self.tensor))
+            node = insert(graph, torch.ops.aten.view.default, node, _static_extents(self.tensor))
         return permuted(graph, node, self.order)
 
-    def undone(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
+    def put_back(self, graph: Graph, node: Node, like: torch.Tensor) -> Node:
         """Node of the view back: from a node in this layout to the shape of `like`."""
-        node = _restored(graph, node, self.order)
-        return insert(graph, torch.ops.aten.view.default, node, _known(like)) if self._is_viewed(like) else node
+        node = _in_original_order(graph, node, self.order)
+        return (
+            insert(graph, torch.ops.aten.view.default, node, _static_extents(like)) if self._is_viewed(like) else node
+        )
 
     def _is_viewed(self, t: torch.Tensor) -> bool:
         return t.dim() != self.tensor.dim()
 
 
-def _known(t: torch.Tensor) -> list[int]:
+def _static_extents(t: torch.Tensor) -> list[int]:
     """Extents, -1 for those that vary."""
     return [n if isinstance(n, int) else -1 for n in t.shape]
 
@@ -125,7 +127,7 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
     return (place, all(node < place for node in inputs)) if in_the_way is None else (in_the_way, False)
 
 
-def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
+def _in_original_order(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     """Result with its dimensions in the order of the original tensor."""
     back = [order.index(d) for d in range(len(order))]
     ones = [d for d, n in enumerate(back) if same(recorded_result(node).shape[n], 1)]
@@ -140,7 +142,7 @@ def _restored(graph: Graph, node: Node, order: Sequence[int]) -> Node:
     return node
 
 
-def _lies(made: torch.Tensor, like: torch.Tensor | None) -> bool:
+def _has_strides_of(made: torch.Tensor, like: torch.Tensor | None) -> bool:
     """True if a tensor has the strides of a new one of its shape; or, if `like` is given, those of a new tensor like
     that."""
     new = made.new_empty(made.shape) if like is None else torch.empty_like(like)

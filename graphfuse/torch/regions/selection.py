@@ -49,7 +49,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     read_extents_of_inputs(graph)
     write_constant_types(graph)
     write_turns(graph)
-    around = surroundings.regions(graph)
+    around = surroundings.graph_parts(graph)
     unusable = dict.fromkeys(wrongly_typed(graph), "eager mode computes it in another type than the graph tells")
     unusable |= {n: why for n in graph.nodes if (why := _why_unusable(n, around))}
     parts = {n: number for n, number in around.number.items() if n not in unusable}
@@ -59,11 +59,11 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
         for region in find(graph, parts, why_left=others)
         for part in _without_unread_selections(graph, region, others)
     )
-    fitting = (part for region in chosen for part in _fitting(graph, region))
-    found = [part for region in fitting for part in _trainable(graph, region)]
+    fitting = (part for region in chosen for part in _fitting_regions(graph, region))
+    found = [part for region in fitting for part in _trainable_regions(graph, region)]
     reasons = _why_declined(found) if declines else {}
-    apart = ((region.outputs[0], region.apart) for region in found if region.apart)
-    reasons |= {node: f"{reasons[node]}; {why}" for node, why in apart if node in reasons}
+    of_parts = ((region.outputs[0], region.why_parts) for region in found if region.why_parts)
+    reasons |= {node: f"{reasons[node]}; {why}" for node, why in of_parts if node in reasons}
     reasons |= {r.outputs[0]: why for r in found if r.outputs[0] not in reasons and (why := _why_untrainable_region(r))}
     found = join_pairs(graph, found, {node for node, why in reasons.items() if why})
     whys = dict(replace(module, [region for region in found if not reasons.get(region.outputs[0])]))
@@ -71,7 +71,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     return verdicts, others | {n: why for n, why in unusable.items() if inductor.is_reduction(n)}
 
 
-def _why_unusable(node: Node, around: surroundings.Regions) -> str:
+def _why_unusable(node: Node, around: surroundings.GraphParts) -> str:
     """Reason in the surroundings of a node why no region may have it; "" if one may."""
     if node in around.transformed:
         return "it is differentiated by torch.func, which operators are not for"
@@ -92,9 +92,9 @@ def _without_unread_selections(graph: Graph, region: TorchRegion, why_left: dict
     if not by_number:
         return [region]
     through = {*region.nodes} - by_number
-    read = _made_of((n for n in through if inductor.is_reduction(n) or n in region.outputs), through)
+    read = _ancestors((n for n in through if inductor.is_reduction(n) or n in region.outputs), through)
     whole = {n for n, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.whole}
-    alone = {n for n in by_number if whole & _made_of(n.all_input_nodes, through) - read}
+    alone = {n for n in by_number if whole & _ancestors(n.all_input_nodes, through) - read}
     if not alone:
         return [region]
     why_left |= dict.fromkeys(alone, "nothing else reads the rows: torch reads the elements that are named")
@@ -102,22 +102,22 @@ def _without_unread_selections(graph: Graph, region: TorchRegion, why_left: dict
     return [part for one in find(graph, others) for part in _without_unread_selections(graph, one, why_left)]
 
 
-def _made_of(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
+def _ancestors(nodes: Iterable[Node], through: Container[Node]) -> set[Node]:
     """Nodes, and all that they are computed from. through: the nodes whose inputs are followed."""
     return {*reachable(nodes, lambda node: node.all_input_nodes if node in through else ())}
 
 
-def _fitting(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
+def _fitting_regions(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region; or, if a node prevents that it becomes one operator, the regions of its nodes on both sides of
     that."""
     node, is_fit = fits(graph, region, region.inputs)
     sides = {n: n > node for n in region.nodes}
     if is_fit or len({*sides.values()}) == 1:
         return [region]
-    return [part for one in find(graph, sides) for part in _fitting(graph, one)]
+    return [part for one in find(graph, sides) for part in _fitting_regions(graph, one)]
 
 
-def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
+def _trainable_regions(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     """The region, if kernels make its gradients. Otherwise smaller ones: of rows, or of parts of them, alone; without
     rotations of pairs; or without operations on vectors alone."""
     if not _why_untrainable_region(region):
@@ -125,8 +125,8 @@ def _trainable(graph: Graph, region: TorchRegion) -> list[TorchRegion]:
     is_of_both = reduces_rows_and_parts(region.program.steps)
     straight = [n for n in region.nodes if is_of_both or turn_of(n) is None]
     if is_of_both or len(straight) < len(region.nodes):
-        apart = find(graph, dict.fromkeys(straight, 0), together=not is_of_both)
-        return [part for one in apart for part in _trainable(graph, one)]
+        smaller = find(graph, dict.fromkeys(straight, 0), together=not is_of_both)
+        return [part for one in smaller for part in _trainable_regions(graph, one)]
     own = [n for n in region.nodes if not all(map(_is_vector, n.all_input_nodes))]
     return len(own) < len(region.nodes) and find(graph, dict.fromkeys(own, 0)) or [region]
 
@@ -153,7 +153,11 @@ def _why_declined(found: Sequence[TorchRegion]) -> dict[Node, str]:
             continue
         if any(step.op == "turn_pairs" for step in region.program.steps):
             continue  # one kernel moves the fewest bytes for rotations
-        odd = (node for node, one in zip(region.inputs, region.program.inputs, strict=True) if one.extents.is_odd)
+        odd = (
+            node
+            for node, one in zip(region.inputs, region.program.inputs, strict=True)
+            if one.extents.has_some_row_axes
+        )
         summed, cases = cost.of_samples(odd, _size(region)) if is_training else 0, _cases(region)
         worse = "; ".join(str(case) for case in cases if case.saved <= 0)
         behind = cost.SUMMED if summed else f"inductor is as good ({worse})"

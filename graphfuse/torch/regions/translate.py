@@ -25,7 +25,7 @@ from graphfuse.torch.regions.call_translation import (
     Untranslated,
     Value,
 )
-from graphfuse.torch.regions.columns import APART, COLUMNS, PARTS, ColumnAxes
+from graphfuse.torch.regions.columns import COLUMNS, NOT_ONE_DIMENSION, PARTS, ColumnAxes
 from graphfuse.torch.regions.composites import COMPOSITES, as_number, is_number
 from graphfuse.torch.regions.decomposition_check import is_equivalent
 from graphfuse.torch.regions.groups import Groups
@@ -113,7 +113,7 @@ class TranslatedGraph:
             return self.part(node)
         return self.parts.columns if value.aligned()[-1:] == (0,) else 0
 
-    def _regrouped(self, node: Node) -> bool:
+    def _add_view_of_groups(self, node: Node) -> bool:
         """True if a view of rows as groups, or back, was added. It changes nothing here but the axes of parts."""
         of, made = self.values.get(node.args[0]), self.recorded(node)
         if not isinstance(of, Value) or of.step is None:
@@ -141,19 +141,19 @@ class TranslatedGraph:
     def add(self, node: Node) -> bool:
         """True if a node is translated. The nodes that it reads have been added before."""
         if self._groups is not None and (self._groups.is_split(node) or self._groups.is_joined(node)):
-            return self._regrouped(node)
+            return self._add_view_of_groups(node)
         if (self._groups is None or self.part(node)) and (whole := source_of_turn_around(node)) is not None:
             self.values[node] = dict(self._tensors(whole, node)).popitem()[1]
             return True
         aliases: dict[torch.Tensor, torch.Tensor] = {}
-        found = None if self._mixes(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
+        found = None if self._mixes_rows_and_groups(node) else calls_of(node, aliases, lambda t: self.recorded(t, node))
         if found is None:
             self.why[node] = "it is no operation on tensors that programs have"
             return False
         calls, made = found
         # Tensors that are smaller than the rows and have several readers are read from memory: no kernel of rows makes
         # them.
-        kept = (t for t in node.all_input_nodes if len(t.users) > 1 and self._is_beside(t, node))
+        kept = (t for t in node.all_input_nodes if len(t.users) > 1 and self._is_side_input(t, node))
         self.in_memory |= {(t, node) for t in kept}
         known = {aliases[t]: v for a in node.all_input_nodes for t, v in self._tensors(a, node)}
         with_gradient = filter(has_gradient, node.all_input_nodes)
@@ -162,7 +162,7 @@ class TranslatedGraph:
         try:
             for call in calls:
                 self._call(node, call, known, graded)
-            value = _like(made, known, _read(node))
+            value = _values_of(made, known, _results_read(node))
             self._check_leaves(node, self.steps[before:])
             of_whole_rows = self._groups is not None and self.parts is None and node not in self._inside
             # Whole rows have other columns than their groups.
@@ -173,7 +173,7 @@ class TranslatedGraph:
             self.values[node] = value
         except Untranslated as error:
             del self.steps[before:]
-            beside = {(t, node) for t in node.all_input_nodes if self._is_beside(t, node)} - self.in_memory
+            beside = {(t, node) for t in node.all_input_nodes if self._is_side_input(t, node)} - self.in_memory
             if isinstance(error, AlongTwoAxes) and beside:  # in memory, their axes are decided by the reader
                 self.in_memory |= beside
                 return self.add(node)
@@ -181,7 +181,7 @@ class TranslatedGraph:
             return False
         return True
 
-    def _is_beside(self, t: Node, reader: Node) -> bool:
+    def _is_side_input(self, t: Node, reader: Node) -> bool:
         """True for a tensor of several dimensions that pointwise steps make, and that is smaller than the rows."""
         found, made = self.values.get(t), value_of(reader)
         if self._groups is not None or made is None or not isinstance(found, Value):
@@ -189,7 +189,7 @@ class TranslatedGraph:
         is_small = 1 < found.tensor.dim() and hint(found.tensor.numel()) < hint(made.numel())
         return is_small and found.step is not None and all(OPS[one.op].pointwise for one in found.step.upstream())
 
-    def _mixes(self, node: Node) -> bool:
+    def _mixes_rows_and_groups(self, node: Node) -> bool:
         """True if a node computes with groups and with what was computed from whole rows."""
         outside = (self.values.get(t) for t in node.all_input_nodes if t not in self._inside)
         return node in self._inside and any(isinstance(v, Value) and v.step is not None for v in outside)
@@ -215,13 +215,13 @@ class TranslatedGraph:
             if not self._columns.fit(shape, v.aligned()):
                 raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
             if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
-                raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {APART}")
+                raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {NOT_ONE_DIMENSION}")
         read = [v for v in values if v.step is None]
         if any(v.tensor not in self.node_of for v in read):
             raise Untranslated("it reads a tensor that is no node's")
         most = max((v.tensor.dim() for v in values), default=0)
-        apart = (v for v in read if self.part(node) and v.tensor not in self._undivided)
-        if any(0 < v.tensor.dim() < most for v in apart):
+        others = (v for v in read if self.part(node) and v.tensor not in self._undivided)
+        if any(0 < v.tensor.dim() < most for v in others):
             raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
 
     def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
@@ -254,14 +254,14 @@ def _rounds_read(call: Call, read: Sequence[torch.Tensor], known: Mapping[torch.
     return dtype in ROUNDED and any(t.dtype not in (dtype, torch.bool) for t in alone)
 
 
-def _read(node: Node) -> Container[int]:
+def _results_read(node: Node) -> Container[int]:
     """Numbers of those results of a node that are read."""
     users = [user for user in node.users if user.target is not operator.getitem or user.users]
     parts = [user.args[1] if user.target is operator.getitem else None for user in users]
     return range(sys.maxsize) if None in parts else parts
 
 
-def _like(made: object, known: Known, read: Container[int]) -> object:
+def _values_of(made: object, known: Known, read: Container[int]) -> object:
     """Values of the result of a node; None for one of several results that is not read."""
     if isinstance(made, torch.Tensor):
         if not isinstance(known.get(made), Value):
@@ -270,5 +270,5 @@ def _like(made: object, known: Known, read: Container[int]) -> object:
             raise Untranslated(f"it has shape {tuple(made.shape)} where the graph was recorded")
         return known[made]
     if isinstance(made, list | tuple):
-        return tuple(_like(one, known, ()) if i in read else None for i, one in enumerate(made))
+        return tuple(_values_of(one, known, ()) if i in read else None for i, one in enumerate(made))
     raise Untranslated(f"it makes {with_article(type(made).__name__)}")

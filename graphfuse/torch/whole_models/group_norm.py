@@ -104,5 +104,5 @@ def why_not_replaced(norm: torch.nn.GroupNorm) -> str:
     if norm.weight is None or norm.bias is None:
         return "it has no weight or no bias"
     if not set_forward.runs_its_class(norm):
-        return set_forward.TAKEN
+        return set_forward.ALREADY_SET
     return ""

@@ -119,7 +119,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
     if found is None:
         return None
     if isinstance(found, FusedCalls) and not set_forward.is_free(module):
-        found = set_forward.TAKEN
+        found = set_forward.ALREADY_SET
     if isinstance(found, str):
         return Entry(name, cls.__name__, why=found)
     norms[name] = found
@@ -130,7 +130,7 @@ def _norm(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> E
 def _sums(name: str, module: torch.nn.Module, norms: dict[str, FusedCalls]) -> Iterator[Entry]:
     kind = type(module).__name__
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why=set_forward.TAKEN)
+        yield Entry(name, kind, why=set_forward.ALREADY_SET)
         return
     try:
         found = layer.fused_layer(module, norms)

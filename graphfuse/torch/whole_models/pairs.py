@@ -59,7 +59,7 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     if not pairs:
         return
     if not set_forward.is_free(module):
-        yield Entry(name, kind, why=set_forward.TAKEN)
+        yield Entry(name, kind, why=set_forward.ALREADY_SET)
         return
     set_forward.set_on(module, function)
     for pair, said in operations.items():

@@ -186,7 +186,7 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
     if module.bias is not None:
         return Entry(name, kind, why="its bias is added to the sum over ranks")
     if not set_forward.is_free(module):
-        return Entry(name, kind, why=set_forward.TAKEN)
+        return Entry(name, kind, why=set_forward.ALREADY_SET)
     set_forward.set_on(module, _forward(style.output_layouts))
     return Entry(name, kind, "region_over_ranks", "its sum over ranks, with the residual sum and the norm that follow")
 
