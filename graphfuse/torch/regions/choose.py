@@ -161,8 +161,8 @@ def _raise_levels(graph: Graph, translation: TranslatedGraph, levels: dict[Node,
     for node in reversed(graph.nodes):
         if node in translation.values:
             read = [u for u in node.users if u.users or not (u.op == "output" or u in translation.values)]
-            apart = {u for u in read if u not in translation.values or (node, u) in translation.in_memory}
-            levels[node] = max(levels[node], min((levels[u] - (u in apart) for u in read), default=0))
+            from_memory = {u for u in read if u not in translation.values or (node, u) in translation.in_memory}
+            levels[node] = max(levels[node], min((levels[u] - (u in from_memory) for u in read), default=0))
 
 
 def _drop_unread(graph: Graph, translation: TranslatedGraph) -> None:
