@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from graphfuse.functional.graph_builder import GraphBuilder
-from graphfuse.functional.tensor_parameter import TensorParameter, like, type_of
+from graphfuse.functional.tensor_parameter import TensorParameter, like
 from graphfuse.torch.operators.by_rule import ByRule
-from graphfuse.torch.operators.computation import TYPES
+from graphfuse.torch.operators.computation import TYPES, gradient_of
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Softmax(ByRule):
     numbers = ()
     kept = ("y",)
     normalized = TensorParameter("y", TYPES, like("dy"), free=True)  # with any strides
-    gradients = (TensorParameter("dx", TYPES, like("dy"), written=True, new=type_of("dy"), asked="needs_dx"),)
+    gradients = (gradient_of("x", "dy"),)
 
     def _forward(self, d: GraphBuilder) -> None:
         op = d.graph.log_softmax if self.log else d.graph.softmax
