@@ -1,10 +1,10 @@
 """Cost model that decides whether an operator is faster than what inductor makes of the same graph, by bytes moved and
 by measured cases.
 
-Against an operator count the bytes that it moves once more, where inductor would compute its neighbours in one kernel
-with the norm (`neighbours`). For it counts what its backward saves by the records: inductor needs one more kernel
-there. An operator without a measured case saves nothing, and is used if nothing counts against it. For a norm with
-neighbours, a record of the norm alone counts only if the norm is slower: inductor moves more in the same time there.
+The bytes of tensors that an operator moves and inductor would keep within one kernel (`neighbours`) count against the
+operator. The time that its backward saves by the records counts for it, as inductor needs one more kernel there. An
+operator without a measured case saves nothing, and is used if nothing counts against it. A record of a norm alone
+counts for a norm with neighbours only if the operator is slower: with neighbours, inductor moves more in the same time.
 All cases were measured on one H200 in bfloat16, which stands for all types of two bytes.
 """
 

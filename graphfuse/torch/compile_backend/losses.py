@@ -178,7 +178,7 @@ def _normalized(x: Node, source: Node) -> Node | None:
 
 def _may_change(node: object) -> bool:
     """True if something changes a node's values in place, or those of a tensor that it may view. The rewritten loss
-    would read such logits too late: after the program has copied them."""
+    reads the original logits later than the program copies them."""
     while isinstance(node, Node):
         if is_changed(node):
             return True

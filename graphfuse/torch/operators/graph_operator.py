@@ -99,7 +99,7 @@ def within_dispatcher(
 ) -> Callable[[Sequence[object], Callable[[], object]], object]:
     """Function that runs a call that reached autograd in torch's dispatcher. Its arguments: the call's values, and a
     function that continues the dispatch. apply: the formula for observed calls. All other parameters as in
-    ``called``."""
+    ``direct_call``."""
     places = [inference.declaration.parameters.index(name) for name in watched]
 
     def run(values: Sequence[object], dispatch: Callable[[], object]) -> object:

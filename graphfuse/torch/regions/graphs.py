@@ -249,7 +249,7 @@ class RegionGraphs(Computation):
 
     def _forward(self, d: GraphBuilder) -> None:
         given = {one.name: read_input(d, one) for one in self.program.inputs}
-        # Statistics are made only if gradients will be requested.
+        # Statistics. This does not read `self.kept`, as inference requires no gradient rules.
         kept = [name for name in d.layouts if name not in self._named]
         made = self.program.draw(d.graph, given, training=bool(kept))
         for name in kept:
