@@ -113,39 +113,41 @@ def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> 
 
 
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
-    attended = sinks.replace(module, _place)
+    attention_entries = sinks.replace(module, _place)
     around = surroundings.graph_parts(module.graph)
-    attended += attention.rewrite(module, around, _place)
+    attention_entries += attention.rewrite(module, around, _place)
     rewritten: list[RowLosses | KeyedDropouts] = [RowLosses(module)]
     if own_random:
         rewritten.append(KeyedDropouts(module))
     verdicts, left = selection.replace_in(module, declines)
-    behind = [*over_ranks.replace(module)]
-    summed = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in behind]
-    normed = [*group_norms.replace(module)] if declines else []
-    grouped = [Entry(*_place(node), "channel_moments") for node in normed]
-    others = [Entry(*_place(n), why=f"{inductor.title(n)}: {why}") for n, why in left.items() if n not in normed]
+    with_sums = [*over_ranks.replace(module)]
+    sum_entries = [Entry(*_place(n), "region_over_ranks", "with the sum over ranks before it") for n in with_sums]
+    group_norm_nodes = [*group_norms.replace(module)] if declines else []
+    group_norm_entries = [Entry(*_place(node), "channel_moments") for node in group_norm_nodes]
+    left_entries = [
+        Entry(*_place(n), why=f"{inductor.title(n)}: {why}") for n, why in left.items() if n not in group_norm_nodes
+    ]
     for one in rewritten:
         one.restore()
     module.recompile()
     return [
         *(entry for found in verdicts for entry in _entries_of_region(*found)),
-        *others,
-        *attended,
-        *summed,
-        *grouped,
+        *left_entries,
+        *attention_entries,
+        *sum_entries,
+        *group_norm_entries,
     ]
 
 
 def _entries_of_region(region: TorchRegion, why: str) -> Iterator[Entry]:
     """Report entries of a region: one for each module that has a reduction of it."""
-    said = region.program.operations
+    operations = region.program.operations
     first, *others = dict.fromkeys(map(_place, region.reductions or region.outputs))
     others = [other for other in others if other[1] != _NOWHERE]
     if why:
-        yield Entry(*first, why=f"{said}: {why}")
+        yield Entry(*first, why=f"{operations}: {why}")
         return
-    yield Entry(*first, "region", said, region.moved)
+    yield Entry(*first, "region", operations, region.moved)
     own_name = first[0].rpartition(".")[2]  # the same in all layers
     yield from (Entry(*other, "region", f"with {own_name}") for other in others)
 
