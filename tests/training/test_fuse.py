@@ -57,6 +57,26 @@ class Scaled(Layer):
         return total + self.mlp(self.after(total))
 
 
+class LayerScale(Layer):
+    """A parameter is read between a sum and its norm, as Python reads the left factor of a product first."""
+
+    def __init__(self):
+        super().__init__()
+        self.gamma = torch.nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, x):
+        x = x + self.mixer(self.before(x))
+        return x + self.gamma * self.mlp(self.after(x))
+
+
+class ByItsMixer(Layer):
+    """It asks one of its modules for a number."""
+
+    def forward(self, x):
+        x = x + self.mixer(self.before(x)) * (0.5 if self.mixer.out_features == HIDDEN else 1.0)
+        return x + self.mlp(self.after(x))
+
+
 class Between(Layer):
     def forward(self, x):
         total = x + self.mixer(self.before(x))
@@ -218,6 +238,27 @@ def test_epsilon_and_constants_are_compared_at_each_call():
         assert torch.equal(got, made[0](x))
 
 
+def test_a_parameter_that_is_read_before_a_norm_is_nothing_in_between():
+    made, x = model(LayerScale), inputs()
+    with torch.no_grad():
+        want = made[0](x)
+        fuse(made)
+        assert regions(lambda: made[0](x)) == [NORM, "add, rmsnorm, mul"]
+        torch.testing.assert_close(made[0](x), want, rtol=0.02, atol=0.02)
+
+
+def test_numbers_of_its_modules_are_compared_at_each_call():
+    made, x = model(ByItsMixer), inputs()
+    fuse(made)
+    with torch.no_grad():
+        assert regions(lambda: made[0](x)) == [NORM, "mul, add, rmsnorm"]
+        made[0].mixer.out_features = 0
+        got = made[0](x)
+        assert regions(lambda: made[0](x)) == [NORM, NORM]
+        unfuse(made)
+        assert torch.equal(got, made[0](x))
+
+
 @pytest.mark.parametrize(
     ("layer", "why"),
     [
@@ -225,7 +266,7 @@ def test_epsilon_and_constants_are_compared_at_each_call():
             Branching,
             "residual sums: its forward is not straight: line 4 asks what differs from call to call: scale",
         ),
-        (Between, "something comes between a residual sum and after"),
+        (Between, "mlp comes between a residual sum and after"),
     ],
 )
 def test_layers_whose_sums_are_left(layer, why):

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from graphfuse import GraphNotSupportedError
+from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.torch import fuse, kernel_mapping, unfuse
 from support.dispatched import operators, regions
 from support.traces import BELOW
@@ -80,6 +81,35 @@ class ChannelNorm(torch.nn.Module):
 
     def forward(self, x):
         return F.normalize(x, dim=(1 if self.channel_first else -1)) * self.scale * self.gamma + self.bias
+
+
+class PermutedNorm(torch.nn.LayerNorm):
+    """As vision models have it: channels are moved to the last dimension and back."""
+
+    def forward(self, x):
+        x = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class TransposedNorm(torch.nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class IndexedNorm(Norm):
+    """Weights are vectors, and are given the dimensions of an image where they are read."""
+
+    def forward(self, x):
+        apart = x - x.mean(1, keepdim=True)
+        normal = apart / torch.sqrt(apart.pow(2).mean(1, keepdim=True) + self.eps)
+        return self.weight[:, None, None] * normal
+
+
+class OfImages(torch.nn.LayerNorm):
+    """It has no meaning for fewer dimensions."""
+
+    def forward(self, x):
+        return super().forward(x.transpose(1, 3).transpose(1, 3))
 
 
 class Sandwich(torch.nn.Module):
@@ -195,13 +225,17 @@ CHANNELS = [
     (lambda: ChannelNorm(bias=True), VIDEO),
     (lambda: ChannelNorm(images=True), VIDEO[:4]),
     (lambda: ChannelNorm(first=False, bias=True), (2, 3, 4, 16)),
+    (lambda: PermutedNorm(16), VIDEO[:4]),
+    (lambda: PermutedNorm(16, elementwise_affine=False), VIDEO[:4]),
+    (lambda: TransposedNorm(16), (2, 16, 5)),
+    (lambda: IndexedNorm(16), VIDEO[:4]),
 ]
 
 
 @pytest.mark.parametrize(("module", "shape"), CHANNELS)
 @pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
 def test_channels(module, shape, dtype):
-    norm, x = made(module).to(dtype), drawn(*shape, dtype=dtype)
+    norm, x, outer = made(module).to(dtype), drawn(*shape, dtype=dtype), torch.randn(shape)
     own = copy.deepcopy(norm)
     for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
         unfuse(norm)
@@ -210,15 +244,38 @@ def test_channels(module, shape, dtype):
             fuse(norm)
             assert operators(lambda: norm(layout)) == ["region"]
             got = norm(layout)
-        torch.testing.assert_close(got, want, rtol=0.01 if dtype is HALF else 2e-6, atol=2e-6)
-        assert got.stride() == layout.stride()
+        is_half = dtype is HALF
+        torch.testing.assert_close(got, want, rtol=0.01 if is_half else 2e-6, atol=0.01 if is_half else 2e-6)
+        assert got.stride() == want.stride()
         grads = []
         for module in (norm, own):
             leaf = layout.detach().requires_grad_()
-            grads.append(torch.autograd.grad(module(leaf).float().square().sum(), (leaf, *module.parameters())))
+            grads.append(torch.autograd.grad((module(leaf) * outer).sum(), (leaf, *module.parameters())))
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=0.02, atol=(1e-2 if dtype is HALF else 1e-5) * b.abs().max().item())
-    assert operators(lambda: norm(x)) == ["region_training"]
+    assert operators(lambda: norm(x)) == ["region_training" if [*norm.parameters()] else "region"]
+
+
+@pytest.mark.parametrize(("module", "shape"), CHANNELS)
+def test_channels_by_kernels_alone(module, shape, plan_on, monkeypatch):
+    plan_on("emulator")
+    monkeypatch.setattr(ReferenceEngine, "run", None)
+    norm, x = made(module).float(), drawn(*shape, dtype=torch.float32)
+    own = copy.deepcopy(norm)
+    fuse(norm)
+    for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+        with torch.no_grad():
+            torch.testing.assert_close(norm(layout), own(layout), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm(x.requires_grad_()), own(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_of_images_alone():
+    norm, x = made(lambda: OfImages(16)), drawn(2, 3, 5, 16)
+    own = copy.deepcopy(norm)
+    assert [e.became for e in fuse(norm).replaced] == ["region"]
+    with torch.no_grad():
+        assert operators(lambda: norm(x)) == ["region"]
+        torch.testing.assert_close(norm(x), own(x), rtol=0.01, atol=0.01)
 
 
 def test_other_ways_of_differentiating_are_refused():

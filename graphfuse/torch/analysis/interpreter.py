@@ -361,6 +361,11 @@ class _Frame:
         if isinstance(value, self.domain.symbols):
             with self.at(node):
                 return self.domain.attribute(value, name)
+        if isinstance(value, Child):
+            child = self.domain.module.get_submodule(value.name)
+            found = vars(child).get(name, self)
+            if is_plain(found) and not hasattr(type(inspect.getattr_static(type(child), name, None)), "__set__"):
+                return self.read(node, SELF, (*value.name.split("."), name), found)
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         if value.value is self.domain.module:

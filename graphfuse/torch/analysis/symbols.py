@@ -47,13 +47,17 @@ class Child:
     name: str
 
 
+UNTRACED = "its forward cannot be traced"
+"""Beginning of the reason for a forward that raises an error of its own in a trace."""
+
+
 def why_left(error: Exception) -> str:
     """Reason why a forward is not replaced, whose trace ended with an error. Any error may occur: forwards were written
     for other inputs."""
     if isinstance(error, ForwardDeclined):
         return f"its forward is not straight: {error}"
     said = str(error).splitlines()[0][:120] if str(error) else ""
-    return f"its forward cannot be traced: {type(error).__name__}: {said}"
+    return f"{UNTRACED}: {type(error).__name__}: {said}"
 
 
 class Domain:

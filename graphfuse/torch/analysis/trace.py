@@ -27,6 +27,11 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 _SAME_UNDER_AUTOCAST = frozenset("cast same view expand permute slice mul add sub neg silu sigmoid".split())
 """Operations that autocast leaves in the types of their arguments."""
 _ANY_COLUMNS = 64
+_RANKS = (3, 2, 4, 1, 5)
+_RANKS_OF_IMAGES = (4, 5)
+"""Ranks for forwards that run with no smaller one."""
+_BEHIND_CHANNELS = (2, 3, 1)
+"""Numbers of dimensions after the channels: of images, videos and sequences."""
 _ROWS = (7, 5, 11, 3, 2)
 """Extents of rows. A forward that has one of them as a constant in a view is declined."""
 
@@ -78,23 +83,20 @@ class CallSequence:
 class Probe:
     """Shapes of the tensors that calls are traced with.
 
-    columns: extent of the parameters. behind: number of dimensions after that of the columns. is_fixed: whether a
-    parameter fixes the number of columns.
+    columns: extent of the columns. extents: shape of the parameters. behind: number of dimensions after that of the
+    columns. ranks: of full tensors, the usual one first. is_fixed: whether a parameter fixes the number of columns.
     """
 
     columns: int
+    extents: tuple[int, ...]
     behind: int
+    ranks: tuple[int, ...]
     is_fixed: bool
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks of full tensors, the usual one first."""
-        return (2 + self.behind,) if self.behind else (3, 2, 4, 1, 5)
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """The shape of parameters."""
-        return self.columns, *(1,) * self.behind
+    def place(self) -> int:
+        """The dimension of the columns: the last, or that of channels."""
+        return 1 if self.behind else -1
 
     def shape(self, rank: int) -> tuple[int, ...]:
         rows = [n + self.columns if n == self.columns else n for n in _ROWS]
@@ -102,23 +104,34 @@ class Probe:
             return rows[0], self.columns, *rows[1 : 1 + self.behind]
         return *rows[: rank - 1], self.columns
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """True if full tensors may have this shape."""
+        return len(shape) in self.ranks and (shape[self.place] == self.columns or not self.is_fixed)
 
-def probe(modules: Sequence[torch.nn.Module]) -> Probe | None:
-    """Probe for the parameters and buffers of modules without children; None if they are no vectors of one length.
-    Vectors are along the last dimension, or along channels, followed by extents of 1. Without any, the length is the
-    module's `normalized_shape`, as in torch's norms, or arbitrary."""
+
+def probes(modules: Sequence[torch.nn.Module]) -> tuple[Probe, ...]:
+    """Probes for the parameters and buffers of modules without children, the usual one first; none if they are no
+    vectors of one length.
+
+    Vectors are along the last dimension or along channels, where extents of 1 may follow. Without any, the length is
+    the module's `normalized_shape`, as in torch's norms, or arbitrary and along the last dimension."""
     own = itertools.chain.from_iterable(map(tensors_of, modules))
     shapes = {tuple(t.shape) for _, t in own}
     is_fixed = bool(shapes)
     if not shapes:
-        said = {getattr(module, "normalized_shape", _ANY_COLUMNS) for module in modules}
+        said = {getattr(module, "normalized_shape", ()) for module in modules}
         shapes = {n if isinstance(n, tuple) else (n,) for n in said}
-    if len(shapes) > 1 or shapes == {()}:
-        return None
-    ((columns, *behind),) = shapes
-    if not isinstance(columns, int) or any(n != 1 for n in behind) or len(behind) >= len(_ROWS):
-        return None
-    return Probe(columns, len(behind), is_fixed)
+    if len(shapes) > 1 or is_fixed and shapes == {()}:
+        return ()
+    (extents,) = shapes
+    columns, *others = extents or (_ANY_COLUMNS,)
+    if not isinstance(columns, int) or any(n != 1 for n in others) or len(others) >= len(_ROWS):
+        return ()
+    if others:
+        return (Probe(columns, extents, len(others), (2 + len(others),), is_fixed),)
+    last, deep = (Probe(columns, (columns,), 0, ranks, is_fixed) for ranks in (_RANKS, _RANKS_OF_IMAGES))
+    channels = [Probe(columns, (columns,), n, (2 + n,), is_fixed) for n in _BEHIND_CHANNELS]
+    return (last, *channels, deep) if extents else (last,)
 
 
 def tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -172,7 +185,7 @@ class TracedTensors(Domain):
     ) -> None:
         super().__init__(module)
         self.values, self.full, self.autocasts = values, tuple(full), False
-        place = 1 if of.behind else len(full) - 1
+        place = of.place % len(full)
         self.full_extents = Shape(n if i == place and of.is_fixed else Fact(n, "extent") for i, n in enumerate(full))
         rows = [n for i, n in enumerate(full) if i != place]
         self.extents = {math.prod(some) for k in range(1, len(rows) + 1) for some in itertools.combinations(rows, k)}
@@ -305,9 +318,10 @@ def record_calls(
             module, full = modules[number], next(v for v in (*args, *named.values()) if isinstance(v, torch.Tensor))
             values = {s[1]: t for s, t in zip(sources, flat, strict=True) if isinstance(s, tuple) and s[0] == number}
             if number not in domains:
-                by = of or probe((module,))
-                if by is None:
+                found = (of,) if of else probes((module,))
+                if not found:
                     raise ForwardDeclined("has parameters that are no vectors of one length")
+                by = next((one for one in found if one.fits(full.shape)), found[0])
                 domains[number] = TracedTensors(module, values, full.shape, by)
             return run(domains[number], type(module).forward, args, named)
 

@@ -12,23 +12,21 @@ from functools import cached_property
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.fx import Node
 
 from graphfuse.base.device import EMULATOR
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.fastcall import text, when, written
 from graphfuse.torch.analysis import inductor
-from graphfuse.torch.analysis.meaning import is_op, recorded_result, value
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
-from graphfuse.torch.analysis.symbols import why_left
-from graphfuse.torch.analysis.trace import CallSequence, Probe, Trace, probe, tensors_of, trace_calls
+from graphfuse.torch.analysis.symbols import UNTRACED, why_left
+from graphfuse.torch.analysis.trace import CallSequence, Probe, Trace, probes, tensors_of, trace_calls
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
-from graphfuse.torch.regions.operator import RegionOperator
 from graphfuse.torch.regions.program import Program
+from graphfuse.torch.whole_models.region_call import needs_contiguous, region_call
 
 Types = tuple[torch.dtype, torch.dtype]
 
@@ -116,7 +114,7 @@ class FusedCalls:
         longer."""
         counts = {"m": len(self.classes), "x": self.calls.given, "w": len(self.members)}
         modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in counts.items())
-        given, place = ", ".join((*full, *members)), 1 if self.of.behind else -1
+        given, place = ", ".join((*full, *members)), self.of.place
         watches = [f"spec.watches[{n}]({module})" for n, module in enumerate(modules)]
         lines = [
             *when(["not isinstance(x0, Tensor)"], "return None"),
@@ -173,32 +171,46 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradi
     why it is not. without_gradients: whether a kernel for inference suffices; then calls that require gradients do not
     use it."""
 
-    def judged(found: FusedCalls) -> FusedCalls | str:
-        return found.first.why or ("" if without_gradients else found.first.untrainable) or found
-
-    of, classes = probe(modules), tuple(map(type, modules))
-    if of is None:
+    candidates, classes = probes(modules), tuple(map(type, modules))
+    if not candidates:
         return "its parameters are not vectors of one length"
-    if of.columns < 2 or any(not t.is_floating_point() for m in modules for t in m.parameters()):
+    if candidates[0].columns < 2 or any(not t.is_floating_point() for m in modules for t in m.parameters()):
         return "its parameters are no floating-point vectors"
     own = [(number, name, t.dtype) for number, module in enumerate(modules) for name, t in tensors_of(module)]
     kind = next((dtype for _, _, dtype in own if dtype in TYPES), torch.bfloat16)
-    members = tuple((number, name) for number, name, _ in own)
-    made = FusedCalls(calls, classes, of, (kind, kind), members)
+    members, whys = tuple((number, name) for number, name, _ in own), list[str]()
+    for of in candidates:
+        found = _with_usual(FusedCalls(calls, classes, of, (kind, kind), members), modules)
+        if found is None:
+            return "somebody traces, or transforms, what is called"
+        if not found.first.why:
+            return ("" if without_gradients else found.first.untrainable) or found
+        whys.append(found.first.why)
+    return next((why for why in whys if not why.startswith(UNTRACED)), whys[0])
+
+
+def _with_usual(made: FusedCalls, modules: Sequence[torch.nn.Module]) -> FusedCalls | None:
+    """The calls with their usual specializations, or equal recent ones; None if they cannot be traced now."""
     for other in tuple(_kept):
-        is_like = (other.calls, other.classes, other.of, other.members) == (calls, classes, of, members)
+        is_like = (other.calls, other.classes, other.of, other.members) == (
+            made.calls,
+            made.classes,
+            made.of,
+            made.members,
+        )
         if is_like and other.types == made.types and other.first.holds_for(modules):
-            return judged(other)
-    first = made.specialize(modules, made.types, of.ranks[0])
+            return other
+    ranks, (kind, _) = made.of.ranks, made.types
+    first = made.specialize(modules, made.types, ranks[0])
     if first is None:
-        return "somebody traces, or transforms, what is called"
+        return None
     if not first.why:
-        for rank in of.ranks[1:3]:
+        for rank in ranks[1:3]:
             made.specialize(modules, made.types, rank)
         for other in (other for other in TYPES if other is not kind):
-            made.specialize(modules, (other, other), of.ranks[0])
+            made.specialize(modules, (other, other), ranks[0])
     _kept.append(made)
-    return judged(made)
+    return made
 
 
 def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Types, rank: int) -> Specialization:
@@ -213,9 +225,9 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
     region = _region(found)
     if isinstance(region, str):
         return Specialization(region, watches)
-    inputs = [node if node in found.sources else _origin(node) for node in region.inputs]
-    if not found.sources.keys() >= {*inputs}:
-        return Specialization("it normalizes or scales by something else than its input and its parameters", watches)
+    call = region_call(found, region, of.calls.given)
+    if isinstance(call, str):
+        return Specialization(call, watches)
     columns: int | None = of.of.columns
     if not of.of.is_fixed:
         try:
@@ -223,24 +235,18 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
             columns = columns if isinstance(other, str) or other.program != region.program else None
         except Exception:  # the same errors as in the first trace
             pass
-    tensors = [*zip((*inputs, *region.outputs), region.tensors, strict=True)]
-    if not all(_is_split_or_whole(recorded_result(node), tensor) for node, tensor in tensors):
-        return Specialization("it views its rows otherwise than as parts of them", watches)
-    places = [*map([*found.sources].index, inputs)]
-    made = [region.outputs.index(node) for node in _returned(found, region)]
-    arrangements = tuple(map(_arrangement, *zip(*tensors, strict=True), region.orders))
-    arranged = of.calls.given + len(of.members), places, arrangements, made
+    count = of.calls.given + len(of.members)
     return Specialization(
         "",
         watches,
         region.program,
-        _run(region.program, *arranged),
-        _run(replace(region.program, follows=not any(s.op in _PACKED for s in region.program.steps)), *arranged),
+        call.run(region.program, count),
+        call.run(replace(region.program, follows=not any(s.op in _PACKED for s in region.program.steps)), count),
         found.autocasts,
         columns,
-        any(is_op(node, "view") for node in found.graph.nodes),
-        any(arrangements),
-        tuple(places),
+        any(map(needs_contiguous, found.graph.nodes)),
+        call.is_arranged,
+        tuple(place for place, _ in call.read),
         _untrainable(region) if not of.specs else "",
     )
 
@@ -255,29 +261,7 @@ def _region(of: Trace) -> TorchRegion | str:
     left = dict.fromkeys(inductor.title(node) for node in computed if node not in region.nodes)
     if others or left:
         return f"no one kernel computes {region.program.operations} and {', '.join(left)}"
-    return region if all(node in region.outputs for node in _returned(of, region)) else "it returns a view"
-
-
-def _returned(of: Trace, region: TorchRegion) -> list[Node]:
-    """The nodes with the returned tensors, before views of the same shape."""
-    found = []
-    for node in of.graph.output_node().args[0]:
-        while (
-            node not in region.outputs
-            and inductor.is_free(node)
-            and recorded_result(node).shape == recorded_result(node.args[0]).shape
-        ):
-            node = node.args[0]
-        found.append(node)
-    return found
-
-
-def _origin(node: Node) -> Node:
-    """The node whose rows this node views as groups; the node itself if it is no such view."""
-    found = is_op(node, "view")
-    source = found.args[0] if found else None
-    is_split = value(source) is not None and value(source).shape[:-1] == recorded_result(node).shape[:-2]
-    return source if isinstance(source, Node) and is_split else node
+    return region
 
 
 def _untrainable(region: TorchRegion) -> str:
@@ -286,59 +270,3 @@ def _untrainable(region: TorchRegion) -> str:
     graphs, shape = RegionGraphs.of(region.program.text), region.tensors[0].shape
     rows = tuple(shape[d] for d in region.orders[0])
     return graphs.why_untrainable(rows, packed_stride(rows), (True,) * len(graphs.differentiable), str(EMULATOR))
-
-
-@dataclass(frozen=True)
-class _Arrangement:
-    """The layout in which a program reads a tensor, like ``replace.Arrangement`` for graphs. groups: number and columns
-    of the parts that a row is viewed as; empty if it is not. order: permutation of the dimensions after that. back: its
-    inverse."""
-
-    groups: tuple[int, ...]
-    order: tuple[int, ...]
-    back: tuple[int, ...]
-
-    def of(self, t: torch.Tensor) -> torch.Tensor:
-        return (t.unflatten(-1, self.groups) if self.groups else t).permute(self.order)
-
-    def undone(self, t: torch.Tensor) -> torch.Tensor:
-        t = t.permute(self.back)
-        return t.flatten(-2) if self.groups else t
-
-
-def _is_split_or_whole(t: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """True if a program reads a tensor unchanged, or with its last dimension split into number and columns of parts."""
-    return tensor.shape == t.shape or tensor.dim() == t.dim() + 1 and tensor.shape[:-2] == t.shape[:-1]
-
-
-def _arrangement(node: Node, tensor: torch.Tensor, order: Sequence[int]) -> _Arrangement | None:
-    """The layout of a node in a region; None if the region reads the node unchanged."""
-    groups = tuple(tensor.shape[-2:]) if tensor.dim() != recorded_result(node).dim() else ()
-    if not groups and [*order] == sorted(order):
-        return None
-    return _Arrangement(groups, tuple(order), tuple(map(order.index, range(len(order)))))
-
-
-def _run(
-    program: Program,
-    given_count: int,
-    places: Sequence[int],
-    arrangements: Sequence[_Arrangement | None],
-    made: Sequence[int],
-) -> Callable[..., object]:
-    """Function of `given_count` activations and parameters together. places: indices of those that the program reads.
-    arrangements: layouts of these, and of the results. made: indices of the results that are returned."""
-    run, count = RegionOperator.of(program.text).run, len(places)
-    if not any(arrangements) and len(made) == 1:
-        if [*places] == [*range(given_count)]:
-            return run
-        return lambda *given: run(*[given[place] for place in places])
-    read, returned = [*zip(places, arrangements[:count], strict=True)], [(n, arrangements[count + n]) for n in made]
-
-    def arranged(*given):
-        results = run(*[given[n] if one is None else one.of(given[n]) for n, one in read])
-        results = results if isinstance(results, tuple) else (results,)
-        found = [results[n] if one is None else one.undone(results[n]) for n, one in returned]
-        return found if len(found) > 1 else found[0]
-
-    return arranged

@@ -92,13 +92,14 @@ class _Part:
 def _runs(
     graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls], without: Container[Node]
 ) -> list[list[Node]]:
-    """Sequences of consecutive nodes that a kernel may compute."""
+    """Sequences of consecutive nodes that a kernel may compute. Reading a parameter is nothing in between."""
 
     def is_one(node: Node) -> bool:
         is_known = _is_sum(node) or _is_of_one(node) and (node.target in norms or _is_activation(node, layer))
         return is_known and node not in without
 
-    return [run for is_run, nodes in groupby(graph.nodes, is_one) if is_run and len(run := [*nodes]) > 1]
+    computed = (node for node in graph.nodes if node.op != "get_attr")
+    return [run for is_run, nodes in groupby(computed, is_one) if is_run and len(run := [*nodes]) > 1]
 
 
 def _stretches(graph: Graph, layer: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[list[Node]]:
@@ -253,9 +254,16 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
     if norm is None:
         is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
         return "the sum that it returns, as the norm of it is another module's" if is_returned else ""
-    if norm.prev is not total:
-        return f"something comes between a residual sum and {norm.target}"
+    between = next(node for node in _backwards(norm) if node.op != "get_attr")
+    if between is not total:
+        return f"{inductor.title(between)} comes between a residual sum and {norm.target}"
     return f"a residual sum and {norm.target}: {whys.get(total, 'no kernel computes them')}"
+
+
+def _backwards(node: Node) -> Iterator[Node]:
+    """Nodes before a node of a graph, the last one first."""
+    while (node := node.prev).op != "root":
+        yield node
 
 
 def _beneath_casts(node: Node) -> Node:
