@@ -167,6 +167,7 @@ README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 # What README's lines take for granted.
 GIVEN = """
+import torch
 from torch import empty, nn
 model = nn.Linear(8, 8)
 x = w = out = weight = residual = branch = gate = up = empty(1)
