@@ -205,7 +205,7 @@ graph.rmsnrm(X)
 def project(tmp_path) -> Path:
     """A user's own: the first lines of README, its other lines, further names of the public API, and mistakes."""
     first, *rest = README
-    for name, text in {"first": first, "rest": "import torch\n" + "".join(rest) + OTHER_NAMES, "wrong": first + WRONG}.items():
+    for name, text in {"first": first, "rest": "".join(rest) + OTHER_NAMES, "wrong": first + WRONG}.items():
         (tmp_path / f"{name}.py").write_text(GIVEN + text)
     return tmp_path
 
