@@ -1,4 +1,4 @@
-"""How a graph was planned, as data and in several formats.
+"""Accounts of how a graph was planned, as data and in several formats.
 
 ``explained`` makes an ``Explanation`` from a planner. ``text``, ``tree``, ``json``, ``mermaid``, ``dot``, ``svg`` and
 ``html`` format it. Users get explanations from ``pygraph.explanation`` and ``graphfuse.functional.explain``.
