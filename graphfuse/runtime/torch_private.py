@@ -502,3 +502,10 @@ def reset_cuda_graphs() -> None:
         reset = _find("_inductor.cudagraph_trees.reset_cudagraph_trees")
         if reset is not None:
             reset()
+
+
+def input_path(node: object) -> str:
+    """Python expression for an input of a graph of Dynamo; "" if torch does not have it."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)  # a method until torch 2.10

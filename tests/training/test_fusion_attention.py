@@ -148,12 +148,12 @@ def test_what_is_computed_from_inputs_stays(attention_calls):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     ((became, why),) = checked(padded, *qkv(), padding)
-    assert not became and why == "its mask stays: it is computed from l_padding_"
+    assert not became and why == "its mask stays: it is computed from padding"
 
     def with_bias(q, k, v, bias):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias + torch.zeros(N, N))
 
-    assert "computed from l_bias_" in checked(with_bias, *qkv(), torch.zeros(N, N))[0][1]
+    assert "computed from bias" in checked(with_bias, *qkv(), torch.zeros(N, N))[0][1]
     assert all(call["attn_mask"] is not None for call in attention_calls)
 
 
@@ -193,7 +193,7 @@ def test_a_mask_is_what_it_is_at_the_call(attention_calls):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     seen = torch.arange(N) < 2
-    assert "computed from l_seen_" in checked(by_input, *qkv(), seen)[0][1]
+    assert "computed from seen" in checked(by_input, *qkv(), seen)[0][1]
     assert all(call["attn_mask"] is not None for call in attention_calls)
 
 
@@ -298,3 +298,25 @@ def test_a_copy_on_another_device_is_no_alias():
         for node, device in ((mask, "cpu"), (changed, "cpu"), (there, "cuda"), (read, "cuda")):
             node.meta["example_value"] = torch.ones(4, 4, dtype=torch.bool, device=device)
     assert constants.Constants().value(read, read).all()
+
+
+class Biased(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(N, N))
+
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias * 2)
+
+
+def test_reasons_name_parameters_as_the_model_does_and_layers_together():
+    layers = torch.nn.ModuleList([Biased(), Biased()])
+
+    def function(q, k, v):
+        return layers[1](layers[0](q, k, v), k, v)
+
+    with torch.no_grad():
+        torch.compile(function, backend="graphfuse", options={"then": "aot_eager"})(*qkv())
+    report = compile_report()
+    assert [e.why for e in report.left] == [f"its mask stays: it is computed from layers.{n}.bias" for n in range(2)]
+    assert "x2  Biased  left: its mask stays: it is computed from layers.*.bias" in str(report)

@@ -6,6 +6,7 @@ Shapes and types are those of ``node.meta["val"]`` (recordings, AOT) or ``["exam
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -99,6 +100,12 @@ def called_name(node: Node) -> str:
             return name
         return target._schema.name if target._schema.name in OURS else ""
     return name_of(target)
+
+
+def input_name(node: Node) -> str:
+    """Name of an input of a graph as its program has it, such as ``x`` or ``self.layers.0.weight``."""
+    path = re.sub(r"^L\['(\w+)'\]", r"\1", torch_private.input_path(node))
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", path) or node.name
 
 
 def arguments(node: Node, *names: str) -> dict[str, object]:

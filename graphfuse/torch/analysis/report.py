@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+_LAYER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")
+"""The number of a layer in the name of a module."""
+_LAYER_IN_TEXT = re.compile(r"(?<=[a-zA-Z_]\.)\d+(?=\.[a-zA-Z_])")
+"""The same in a reason, which may have other numbers."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -69,10 +74,10 @@ class FuseReport:
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         alike: dict[tuple[str, ...], list[Entry]] = {}
         for e in self.entries:
-            name = re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", e.name)
-            alike.setdefault((name, e.kind, e.became, e.why, e.moved), []).append(e)
+            name, why = _LAYER.sub("*", e.name), _LAYER_IN_TEXT.sub("*", e.why)
+            alike.setdefault((name, e.kind, e.became, why, e.moved), []).append(e)
         for (name, kind, became, why, moved), entries in alike.items():
-            shown = name if len(entries) > 1 else entries[0].name
+            shown, why = (name, why) if len(entries) > 1 else (entries[0].name, entries[0].why)
             noted = "; ".join(note for note in (why, moved) if note)
             said = f"{became} ({noted})" if became and noted else became or f"left: {why}"
             yield shown or "(the model)", f"x{len(entries)}", kind, said

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from graphfuse.base.wording import with_article
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis.meaning import called_name, is_op, may_write, value, writes
+from graphfuse.torch.analysis.meaning import called_name, input_name, is_op, may_write, value, writes
 from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.attention.mask import MaskKind, mask_kind
 
@@ -94,7 +94,7 @@ def _why_not(node: Node) -> str:
     """The reason why a node is not evaluated; "" if it is."""
     like = value(node)
     if node.op in ("placeholder", "get_attr"):
-        return f"it is computed from {node.name}" if like is not None else "sizes that it is computed from vary"
+        return f"it is computed from {input_name(node)}" if like is not None else "sizes that it is computed from vary"
     name = called_name(node)
     name = name if name in _KNOWN or not writes(node) else name.removesuffix("_")
     if name not in _KNOWN or "out" in node.kwargs:
@@ -104,7 +104,7 @@ def _why_not(node: Node) -> str:
     if name in _OTHERWISE_SUMMED and like.is_floating_point():
         return f"it is computed by {node.name}, which another device may round otherwise"
     if like.requires_grad and not node.all_input_nodes:
-        return f"{node.name} has gradients"
+        return f"{input_name(node)} has gradients"
     if not all(isinstance(n, int) for n in like.shape):
         return "sizes that it is computed from vary"
     return f"{node.name} of it is too large to be looked at" if _bytes(like) > LARGEST else ""
