@@ -269,6 +269,34 @@ def test_channels_by_kernels_alone(module, shape, plan_on, monkeypatch):
     torch.testing.assert_close(norm(x.requires_grad_()), own(x), rtol=1e-5, atol=1e-5)
 
 
+class OwnRMS(Norm):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: torch.nn.LayerNorm(16),
+        lambda: torch.nn.RMSNorm(16, eps=1e-6),
+        lambda: torch.nn.Softmax(-1),
+        lambda: OwnRMS(16),
+    ],
+)
+def test_rows_that_are_not_contiguous_run_in_kernels_and_lie_as_in_eager_mode(module, plan_on, monkeypatch):
+    plan_on("emulator")
+    monkeypatch.setattr(ReferenceEngine, "run", None)
+    norm, x = made(module).float(), drawn(2, 16, 5, dtype=torch.float32).transpose(1, 2)
+    own = copy.deepcopy(norm)
+    fuse(norm)
+    with torch.no_grad():
+        got, want = norm(x), own(x)
+        assert operators(lambda: norm(x)) == ["region"]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(norm(x.detach().requires_grad_()), want, rtol=1e-5, atol=1e-6)
+
+
 def test_a_norm_of_images_alone():
     norm, x = made(lambda: OfImages(16)), drawn(2, 3, 5, 16)
     own = copy.deepcopy(norm)

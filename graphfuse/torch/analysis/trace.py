@@ -154,12 +154,14 @@ class Trace:
     sources: the source of each placeholder.
     reads: all else that was read, for each module.
     autocasts: whether autocast may compute one of its steps in another type.
+    packs: whether results are contiguous if full tensors are not.
     """
 
     graph: Graph
     sources: Mapping[Node, Source]
     reads: tuple[tuple[Read, ...], ...]
     autocasts: bool
+    packs: bool
 
 
 @dataclass(frozen=True)
@@ -287,12 +289,25 @@ def trace_calls(
     sources, domains = sources_of(calls, modules), dict[int, TracedTensors]()
     kinds = ((of.shape(rank), types[0]) if isinstance(source, int) else (of.extents, types[1]) for source in sources)
     given = [torch.ones(shape, dtype=kind, device="cpu") for shape, kind in kinds]
+    compute = _interpreted(calls, modules, domains, of)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        graph = record_calls(calls, modules, given, domains, of)
+        graph = graph_of(compute, given)
+        packs = _packs(compute, given[: calls.given], given[calls.given :])
     places = graph.find_nodes(op="placeholder")
     reads = tuple(tuple(domains[number].reads.values()) for number in range(len(modules)))
     autocasts = any(domain.autocasts for domain in domains.values())
-    return Trace(without_copies(graph), dict(zip(places, sources, strict=True)), reads, autocasts)
+    return Trace(without_copies(graph), dict(zip(places, sources, strict=True)), reads, autocasts, packs)
+
+
+def _packs(
+    compute: Callable[..., list[torch.Tensor]], full: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+) -> bool:
+    """True if calls make contiguous tensors of others."""
+    spread = [t.mT.contiguous().mT if t.dim() > 1 else t for t in full]
+    try:
+        return all(t.is_contiguous() for t in compute(*spread, *parameters))
+    except RuntimeError:  # of a view that only contiguous tensors have
+        return False
 
 
 def sources_of(calls: CallSequence, modules: Sequence[torch.nn.Module]) -> tuple[Source, ...]:
@@ -311,9 +326,16 @@ def record_calls(
     """Graph of calls with given tensors, which are ordered as in `sources_of`. domains: receives the domain of each
     module, by number, also if an error is raised. of: the probe of all modules together; None if each module has its
     own."""
+    return graph_of(_interpreted(calls, modules, domains, of), given)
+
+
+def _interpreted(
+    calls: CallSequence, modules: Sequence[torch.nn.Module], domains: dict[int, TracedTensors], of: Probe | None
+) -> Callable[..., list[torch.Tensor]]:
+    """Function of tensors ordered as in `sources_of` that interprets calls. domains, of: as in `record_calls`."""
     sources = sources_of(calls, modules)
 
-    def computed(*flat: torch.Tensor) -> list[object]:
+    def computed(*flat: torch.Tensor) -> list[torch.Tensor]:
         def called(number: int, args: Sequence[object], named: Mapping[str, object]) -> object:
             module, full = modules[number], next(v for v in (*args, *named.values()) if isinstance(v, torch.Tensor))
             values = {s[1]: t for s, t in zip(sources, flat, strict=True) if isinstance(s, tuple) and s[0] == number}
@@ -331,7 +353,7 @@ def record_calls(
                 raise ForwardDeclined(f"returns {with_article(type(one).__name__)}, a norm returns a tensor")
         return made
 
-    return graph_of(computed, given)
+    return computed
 
 
 def without_copies(graph: Graph) -> Graph:

@@ -31,8 +31,6 @@ from graphfuse.torch.whole_models.region_call import needs_contiguous, region_ca
 Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PACKED = frozenset({"softmax", "log_softmax"})
-"""Ops whose results torch makes contiguous, whatever the strides of their inputs."""
 _observed = torch_private.needs_dispatcher()
 
 
@@ -44,7 +42,7 @@ class Specialization:
     watches: predicates of the modules, one each: True if everything that the module's forward read is unchanged.
     program: what the kernel computes.
     run: the kernel, as a function of activations and parameters.
-    spread: the same function for rows that are not contiguous; rows of its results are not contiguous either.
+    spread: the same function for rows that are not contiguous; its results lie in memory as those of the calls.
     autocasts: whether the calls would compute something else under autocast.
     columns: the extent of rows that the program holds for; None for any.
     is_contiguous: whether the inputs must be contiguous.
@@ -236,12 +234,17 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         except Exception:  # the same errors as in the first trace
             pass
     count = of.calls.given + len(of.members)
+    run = call.run(region.program, count)
+    if found.packs:
+        spread = _with_contiguous(run, of.calls.given)
+    else:
+        spread = call.run(replace(region.program, follows=True), count)
     return Specialization(
         "",
         watches,
         region.program,
-        call.run(region.program, count),
-        call.run(replace(region.program, follows=not any(s.op in _PACKED for s in region.program.steps)), count),
+        run,
+        spread,
         found.autocasts,
         columns,
         any(map(needs_contiguous, found.graph.nodes)),
@@ -249,6 +252,11 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         tuple(place for place, _ in call.read),
         _untrainable(region) if not of.specs else "",
     )
+
+
+def _with_contiguous(run: Callable[..., object], count: int) -> Callable[..., object]:
+    """The function with its first `count` arguments made contiguous."""
+    return lambda *given: run(*(t.contiguous() for t in given[:count]), *given[count:])
 
 
 def _region(of: Trace) -> TorchRegion | str:
