@@ -146,8 +146,8 @@ class Expanding(Computing):
         if own is None or str(own) != str(axes):
             return f"works on {own}, and they on {axes}"
         if own.sums:
-            return "makes gradients of a norm, with sums over all rows, which no kernel does beside a norm or softmax"
-        return "is a norm or softmax, which no kernel has beside gradients of a norm, with sums over all rows"
+            return "makes gradients of a norm and sums over all rows, which no kernel computes with a norm or softmax"
+        return "is a norm or softmax, which no kernel computes with gradients of a norm and sums over all rows"
 
     def _part(self, axes: Axes, node: Node) -> int:
         """Columns of a part, if the node reduces parts of rows; 0 if it reduces rows."""
@@ -182,7 +182,7 @@ class RandomExpanding(Expanding):
     def unfit(self, matched: PartialMatch, node: Node) -> str | None:
         axes, dim = matched.axes, matched.graph.tensors[node.input("input")].dim
         of_all = dim == axes.dim and self.columns(axes.graph, node, dim) == axes.columns
-        return None if of_all else f"draws a number for each element of {list(dim)}, and they work on {axes}"
+        return None if of_all else f"generates a number for each element of {list(dim)}, and they work on {axes}"
 
     def reduces(self, axes: Axes, node: Node) -> bool:
         return False

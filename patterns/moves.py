@@ -24,7 +24,7 @@ class Move(Role):
         made, graph = node.output("output"), matched.graph
         readers = matched.readers(made)
         if not readers or any(matched.made_by(t) for _, t in node.inputs):
-            return "moves what they write: a kernel reads moved rows, and writes them where a node behind it says"
+            return "moves what they write: a kernel reads moved rows, and writes them where a node after it says"
         if not matched.kept(made):
             return f"makes {graph.tensors[made]}, which is written, or others read it"
         regular = self.is_regular(matched.axes, node)

@@ -25,7 +25,7 @@ def frozen(cudnn: ModuleType, graph: FrozenGraph, built: BuiltPlan, handles: Han
     tensor |= {uid: next(t.id for t in graph.tensors if t.uid == uid) for uid in made.constants}
     uids, execute = _execution(built, sorted(tensor), handles)
     if set(uids) != set(tensor):
-        raise GraphNotSupportedError(f"cuDNN asks for tensors {list(uids)}; it was told of {sorted(tensor)}")
+        raise GraphNotSupportedError(f"cuDNN requires tensors {list(uids)}; it was given {sorted(tensor)}")
     scalars = [tensor[uid] for uid in uids if graph.tensors[tensor[uid]].by_value]
     numbers = (ctypes.c_byte * (_SCALAR_BYTES * max(len(scalars), 1)))()
     places = {t: addressof(numbers) + _SCALAR_BYTES * n for n, t in enumerate(scalars)}

@@ -55,7 +55,7 @@ def _conv_reason(graph: FrozenGraph, node: Node) -> str | None:
 
 def _sdpa_reason(graph: FrozenGraph, node: Node) -> str | None:
     if node.input("dropout_seed") is not None:
-        return "drops at random, of which cuDNN draws other numbers"
+        return "drops at random, for which cuDNN generates other numbers"
     if node.input("dropout_mask") is not None:
         return "has a mask of dropout, which has no translation"
     given = next((port for port in node.op.given if node.output(port) is not None), None)
@@ -100,7 +100,7 @@ def _operand_reason(graph: FrozenGraph, node: Node) -> str | None:
 
 
 def _missing_reason(node: Node, *needed: str) -> str | None:
-    return next((f"has no {port}, which cuDNN asks for" for port in needed if node.input(port) is None), None)
+    return next((f"has no {port}, which cuDNN requires" for port in needed if node.input(port) is None), None)
 
 
 def _twice_reason(graph: FrozenGraph, node: Node) -> str | None:

@@ -45,7 +45,7 @@ def unsupported(facts: Subgraph) -> No | None:
         _, first = node.inputs[0]
         own, widened = len(graph.tensors[first].dim), len(placed[first][0])
         if OP_RULES[node.op_name].axes and own != widened:
-            return No(f"{node} reads {graph.tensors[first]}, which cuDNN is told with {widened} axes")
+            return No(f"{node} reads {graph.tensors[first]}, which cuDNN gets with {widened} axes")
     ports = {t: (node, port) for node in facts.nodes for port, t in node.inputs}
     for number in dict.fromkeys(t for node in facts.nodes for _, t in (*node.inputs, *node.outputs)):
         why = _tensor_reason(graph.tensors[number])
@@ -75,5 +75,5 @@ def _tensor_reason(t: FrozenTensor) -> str | None:
         accepted = ", ".join(dtype.name for dtype in BY_VALUE)
         return f"is passed by value as {t.dtype.name}; accepted: {accepted}"
     if not t.by_value and not t.virtual and t.alignment < ALIGNMENT:
-        return f"is aligned to {counted(t.alignment, 'byte')}; cuDNN is told {ALIGNMENT}"
+        return f"is aligned to {counted(t.alignment, 'byte')}; cuDNN requires {ALIGNMENT}"
     return None

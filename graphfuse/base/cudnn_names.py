@@ -89,7 +89,7 @@ KEYWORDS: Mapping[str, tuple[object, str]] = {
     "sm_count": (None, "kernels are planned for the whole device: leave it out"),
     "cuda_graph_retention": (None, _CAPTURE),
     "ctx": (None, "give the handle, whose device and stream count, to the graph's constructor or to execute"),
-    "in_place_index": (None, "leave it out: no input lies where the output has it"),
+    "in_place_index": (None, "leave it out: no input shares memory with an output"),
 }
 """Arguments of pygraph's methods that are accepted with one value, which has no effect: that value, and a substitute
 for all others."""

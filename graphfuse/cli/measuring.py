@@ -54,7 +54,7 @@ def bench(
     output: Annotated[list[str], typer.Option(help="only this output type (repeatable)")] = (),
     rows: Annotated[list[int], typer.Option(help="only this number of rows (repeatable)")] = (),
     columns: Annotated[list[int], typer.Option(help="only this number of columns (repeatable)")] = (),
-    peers: Annotated[list[str], typer.Option(help="only this peer, beside ours and the limit (repeatable)")] = (),
+    peers: Annotated[list[str], typer.Option(help="only this peer, with ours and the limit (repeatable)")] = (),
     quick: Annotated[bool, typer.Option("--quick", help="a few of the cases")] = False,
     record: Annotated[
         Path | None,

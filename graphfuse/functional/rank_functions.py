@@ -85,7 +85,7 @@ def eager(f: Function) -> Callable[..., Any]:
 def group_of(group: object) -> distributed.ProcessGroup:
     """The given group, or that of all ranks for None. Raises VariantPackError if there is none."""
     if not distributed.is_available() or not distributed.is_initialized():
-        raise VariantPackError("group is not initialized; accepted: behind torch.distributed.init_process_group")
+        raise VariantPackError("group is not initialized; accepted: after torch.distributed.init_process_group")
     found = distributed.group.WORLD if group is None else group
     if not isinstance(found, distributed.ProcessGroup):
         raise VariantPackTypeError(f"group is {type(found).__name__}; accepted: ProcessGroup, None")

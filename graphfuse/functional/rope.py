@@ -95,7 +95,7 @@ def _joined_pages(d: GraphBuilder, name: str) -> None:
     if len(t.shape) == 4 and t.shape[0] > 1 and t.stride[0] != page:
         raise VariantPackError(
             f"{name} has shape {t.shape} and stride {t.stride}; accepted: a stride of {page} between "
-            "pages, so that slots lie as far apart as those of a page"
+            "pages, so that slots are equally spaced across pages"
         )
 
 

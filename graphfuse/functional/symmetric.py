@@ -34,8 +34,8 @@ class Peers:
         seconds = settings.ranks_timeout()
         if self in _left:
             raise RankTimeoutError(
-                f"{name} on rank {self.rank}: other ranks were not waited for in a call before with this memory, so "
-                "that nobody knows what they have done; accepted: other memory"
+                f"{name} on rank {self.rank}: an earlier call with this memory did not wait for other ranks, so that "
+                "their state is not known; accepted: other memory"
             )
         made = function(*values)
         kernel = bounded_wait.last_kernel(self.numbers) if seconds is not None else None

@@ -277,7 +277,7 @@ TABLE = (
         infer=shapes_backward,
         reference=gradients,
         attributes=BACKWARD,
-        order="give what stands behind stats by name",
+        order="give the arguments after stats by name",
         functions=("score_mod", "score_mod_bprop"),
         by_nodes=attention_by_nodes.backward,
     ),

@@ -53,8 +53,8 @@ class AttentionNodes:
         others = [name for name in (*self.inputs, *self.options) if name not in (*_READ, *_MEANT, *_CHANGES_NOTHING)]
         if others:
             raise GraphNotSupportedError(
-                f"{self.where}: {others[0]} is given beside {' and '.join(self.functions)}; instead: what the function "
-                "draws, such as gen_index, cmp_ge and binary_select for a mask"
+                f"{self.where}: {others[0]} is given with {' and '.join(self.functions)}; instead: nodes that the "
+                "function builds, such as gen_index, cmp_ge and binary_select for a mask"
             )
 
     def node(self, op: str, *tensors: object, **attributes: object) -> Any:

@@ -64,7 +64,7 @@ def attended(given: Mapping[str, Shape], attributes: Attributes, wanted: Mapping
         if attributes[name] is not None and attributes[name] < 1:
             raise GraphValidationError(f"{name} is {attributes[name]}; accepted: None and integers >= 1")
     if "rng_dump" in wanted and attributes["dropout_probability"] is None:
-        raise GraphValidationError("rng_dump is given without dropout=(probability, seed, offset), which draws it")
+        raise GraphValidationError("rng_dump is given without dropout=(probability, seed, offset), which generates it")
     if attributes["generate_stats"] is not None and attributes["generate_stats"] is attributes["is_inference"]:
         same = attributes["generate_stats"]
         raise GraphValidationError(f"generate_stats and is_inference are both {same}; one is the opposite of the other")

@@ -196,9 +196,9 @@ _BACKWARD = _renamed(BACKWARD, "sliding_window_length", "use_alibi_mask")
 _NOT_OF_BLOCKS = ("sliding_window_length", "use_alibi_mask", "dropout_probability")
 _BLOCK_MASKS = tuple(a for a in MASKS if a.name not in _NOT_OF_BLOCKS)
 _BY_NODES = "bias, a mask or sink_token where one says it, else sdpa of dequantized q, k and v, with score_mod"
-_BLOCKS_OF_O = (None, "block_scale_quantize of O, a node behind this one")
+_BLOCKS_OF_O = (None, "block_scale_quantize of O, a node after this one")
 _PAGES = (None, "k, v and their scales put together of their pages before; sdpa and sdpa_fp8 read pages")
-_NO_VJP = NoRule("its gradients are drawn by hand, by its backward")
+_NO_VJP = NoRule("its gradients are nodes of their own: build them with its backward op")
 
 TABLE = (
     forward(
@@ -230,7 +230,7 @@ TABLE = (
         infer=_shapes,
         reference=_fp8,
         attributes=_renamed(FORWARD),
-        order="give what stands behind scale_o by name",
+        order="give the arguments after scale_o by name",
         not_offered={"fn": (None, _BY_NODES), "sf_o": _BLOCKS_OF_O, **NOT_OFFERED},
         vjp=_NO_VJP,
     ),
@@ -260,7 +260,7 @@ TABLE = (
         infer=_shapes_backward,
         reference=_fp8_backward,
         attributes=_BACKWARD,
-        order="give what stands behind scale_dP by name",
+        order="give the arguments after scale_dP by name",
     ),
     forward(
         "sdpa_mxfp8",
@@ -286,7 +286,7 @@ TABLE = (
         frozen=partial(_frozen_blocks, frozen_forward, _AXES),
         reference=_mxfp8,
         attributes=(GENERATE_STATS, *_BLOCK_MASKS, *HOW),
-        order="give what stands behind descale_v by name",
+        order="give the arguments after descale_v by name",
         not_offered={
             **dict.fromkeys((*PAGED.values(), "paged_attention_max_seq_len_kv"), _PAGES),
             "sf_o": _BLOCKS_OF_O,
@@ -325,6 +325,6 @@ TABLE = (
         frozen=partial(_frozen_blocks, frozen_backward, _AXES_BACKWARD),
         reference=_mxfp8_backward,
         attributes=_BACKWARD,
-        order="give what stands behind descale_dO_T by name",
+        order="give the arguments after descale_dO_T by name",
     ),
 )

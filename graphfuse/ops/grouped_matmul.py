@@ -173,7 +173,8 @@ TABLE = (
         check=_check_numbers,
         attributes=(Attribute("mode", (_MODE,), _MODE.NONE), Attribute("top_k", (int,), 0)),
         vjp=NoRule(
-            "its gradients are drawn by hand, by moe_grouped_matmul_bwd, and by itself of the weight transposed"
+            "its gradients are nodes of their own: build them with moe_grouped_matmul_bwd, and with this op and the "
+            "weight transposed"
         ),
         may_recompute=False,
     ),

@@ -84,7 +84,7 @@ _TABLE = (
             Attribute("axis", (int, type(None)), None),
             Attribute("transpose", (bool,), False),
         ),
-        not_offered=_GROUPS | {"transpose": (False, "transpose of Y and of scale, in nodes behind this one")},
+        not_offered=_GROUPS | {"transpose": (False, "transpose of Y and of scale, in nodes after this one")},
         vjp=NoRule("quantization in blocks has no gradient"),
         may_recompute=False,
     ),

@@ -34,7 +34,7 @@ NoteT = TypeVar("NoteT", behavior_note, numerical_note)
 
 _CIRCLE = No("it and another region would wait for each other")
 
-_NOTHING = No("it was not asked: nothing is left that it might take")
+_NOTHING = No("it was not asked: no nodes remain for it")
 _OFF = No("it was not asked: it is turned off in the environment")
 
 _EMULATED = "emulator: kernels run as C++ on the CPU; what a GPU approximates is the C library's function"
@@ -275,7 +275,9 @@ def _chosen_why(chosen: cover.Cover, matches: int, most_nodes: bool) -> str:
     kind = "choice with as many nodes" if most_nodes else "choice"
     if chosen.exact:
         return f"{found}; no other {kind} that engines take saves more"
-    return f"{found}; taken greedily, those that save most first: a better choice was not found in {chosen.steps} steps"
+    return (
+        f"{found}; chosen greedily, those that save most first: a better choice was not found in {chosen.steps} steps"
+    )
 
 
 def facts_for(engine: Engine, region: Region) -> object | None:

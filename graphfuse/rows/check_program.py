@@ -35,7 +35,7 @@ def faults(program: RowProgram) -> Iterator[str]:
             yield from (f"{_name(k, total)} {fault}" for fault in _sum(program, total))
     read = {o for _, o, _ in _reads(program)}
     unread = ((k, step) for k, step in enumerate(program.steps) if Chain(k) not in read)
-    yield from (f"{_name(k, step)} is read by nobody" for k, step in unread)
+    yield from (f"{_name(k, step)} is never read" for k, step in unread)
     yield from (f"store {k} is late and does not exist" for k in program.late if k not in range(len(program.stores)))
 
 
@@ -90,7 +90,7 @@ def _step(program: RowProgram, step: AnyStep) -> Iterator[str]:
         if exchanges(step) and not program.extent(step.operands[0][1]).columns:
             yield "exchanges columns of what has none"
         if exchanges(step) and step.rounded is not None:
-            yield "is rounded; accepted: a step behind it that is"
+            yield "is rounded; accepted: a step after it that is"
 
 
 def _plain(view: View) -> bool:

@@ -47,4 +47,4 @@ def _planned(planner: Planner, one: AcceptedCase) -> int:
         for index, p in enumerate(planner.plans):
             if any(part.engine is one.engine and part.knobs == one.part.knobs for part in p.parts):
                 return index
-    raise KernelFaultError(f"engine {one.engine.name!r} took the case once, and does not when it is asked again")
+    raise KernelFaultError(f"engine {one.engine.name!r} accepted the case once, and declines it when asked again")

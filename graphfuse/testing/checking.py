@@ -169,9 +169,9 @@ class _Run:
                 note = f"{engine.name} declares in `serves` what no problem that is run has: {', '.join(missed)}"
                 self.lines.append(Line("coverage", 0, 0, note))
         if not chosen and not self.findings:
-            what = "no problem was taken on the emulator or the CPU; give graphs that are: check(graphs=[...])"
+            what = "no problem was accepted on the emulator or the CPU; give graphs that are: check(graphs=[...])"
             if not every:
-                what = "no graph can be drawn from the templates; give some: check(graphs=[...])"
+                what = "no graph can be built from the templates; give some: check(graphs=[...])"
             reasons = "".join(f"\n{reason}" for reason, _ in self.declined.most_common(5))
             self.findings.append(Finding("coverage", subject.name, what + reasons))
 

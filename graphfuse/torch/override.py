@@ -258,7 +258,7 @@ def _flat(shape: Sequence[int], *tensors: torch.Tensor | None, **scales: torch.T
         raise _Declined("no elements")
     found = [t.flatten(-len(shape)) if t is not None and len(shape) > 1 else t for t in given]
     if any(t is not None and t.shape[-1] > 1 and t.stride(-1) != 1 for t in found[full:]):
-        raise _Declined("elements of a weight or bias apart")
+        raise _Declined("a weight or bias that is not contiguous")
     # A gradient of sum() is one expanded element. torch makes such tensors contiguous, too.
     return [t.contiguous() if t is not None and t.stride(-1) != 1 else t for t in found]
 

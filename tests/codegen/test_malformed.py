@@ -91,7 +91,7 @@ PROGRAMS = {
     "a step that nobody reads": (
         NORM,
         lambda p: replace(p, steps=(*p.steps, Step("neg", (("input", Load(0)),)))),
-        r"step \d+ \(neg\) is read by nobody",
+        r"step \d+ \(neg\) is never read",
     ),
     "a reduction of what is reduced": (
         NORM,

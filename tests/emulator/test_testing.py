@@ -103,7 +103,7 @@ WRONG = {
     wrong.WrongArgument: (VALUES, "heap-buffer-overflow"),
     wrong.HalfOfTheThreads: (VALUES, "elements are wrong"),
     wrong.Raises: ("planning", "why_not .* raised KeyError: 'oops'"),
-    wrong.Declines: ("coverage", "no problem was taken"),
+    wrong.Declines: ("coverage", "no problem was accepted"),
     wrong.DoesNotCompile: (VALUES, "maximum"),
 }
 

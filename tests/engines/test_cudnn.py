@@ -107,7 +107,7 @@ UNSAID = {
         ).set_output(),
         "'conv_fprop.0'.* convolution_mode is CONVOLUTION.*accepted: CROSS_CORRELATION",
     ),
-    "no scale": (lambda g: _norm(g, epsilon=1e-5), "'rmsnorm.0'.* has no scale, which cuDNN asks for"),
+    "no scale": (lambda g: _norm(g, epsilon=1e-5), "'rmsnorm.0'.* has no scale, which cuDNN requires"),
     "no axes": (lambda g: _norm(g, g.tensor([1, 1]), 1e-5), "has a scale of one element, which tells cuDNN no axes"),
     "epsilon": (
         lambda g: _norm(g, g.tensor([1, 8]), g.tensor([1, 1])),
@@ -115,7 +115,7 @@ UNSAID = {
     ),
     "no bias": (
         lambda g: g.layernorm(g.tensor([4, 8]), g.tensor([1, 8]), None, 1e-5, INFERENCE)[0].set_output(),
-        "'layernorm.0'.* has no bias, which cuDNN asks for",
+        "'layernorm.0'.* has no bias, which cuDNN requires",
     ),
     "one tensor twice": (
         lambda g: g.instancenorm(g.tensor([2, 3, 4, 4]), *[g.tensor([1, 3, 1, 1])] * 2, 1e-5, INFERENCE)[
@@ -134,18 +134,18 @@ UNSAID = {
     "empty": (lambda g: g.relu(g.tensor([0, 8], name="x")).set_output(), "tensor 'x'.* has no elements"),
     "alignment": (
         lambda g: g.relu(g.tensor([4, 8], name="x", byte_alignment=8)).set_output(),
-        "tensor 'x'.* is aligned to 8 bytes; cuDNN is told 16",
+        "tensor 'x'.* is aligned to 8 bytes; cuDNN requires 16",
     ),
     "axes": (
         lambda g: g.transpose(g.tensor([4, 8], name="x"), [1, 0]).set_output(),
-        "'transpose.0'.* reads tensor 'x'.*, which cuDNN is told with 4 axes",
+        "'transpose.0'.* reads tensor 'x'.*, which cuDNN gets with 4 axes",
     ),
     "axes of another node": (
         lambda g: [
             g.conv_fprop(g.tensor(x, name=f"{len(x)}-D"), g.tensor(w)).set_output()
             for x, w in (([1, 2, 4, 4], [2, 2, 3, 3]), ([1, 2, 4, 4, 4], [2, 2, 3, 3, 3]))
         ],
-        "'conv_fprop.0'.* reads tensor '4-D'.*, which cuDNN is told with 5 axes",
+        "'conv_fprop.0'.* reads tensor '4-D'.*, which cuDNN gets with 5 axes",
     ),
     "momentum": (
         lambda g: g.batchnorm(
@@ -157,7 +157,7 @@ UNSAID = {
         lambda g: g.batchnorm(g.tensor([2, 3, 4, 4]), *[g.tensor([1, 3, 1, 1]) for _ in range(2)], epsilon=1e-5)[
             0
         ].set_output(),
-        "'batchnorm.0'.* has no in_running_mean, which cuDNN asks for",
+        "'batchnorm.0'.* has no in_running_mean, which cuDNN requires",
     ),
     "numbers of other types": (
         lambda g: g.mul(g.tensor([4]), g.tensor([1], data_type=BF16, is_pass_by_value=True, name="n")).set_output(),

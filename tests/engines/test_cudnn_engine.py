@@ -174,7 +174,7 @@ def test_a_norm_alone_never_pays_for_it(mode):
     about, engines, why = asked(norm, mode)
     assert about == [] and engines == ["reference" if mode is heur_mode.FALLBACK else "rows"]
     assert why == [
-        "it was not asked: nothing is left that it might take"
+        "it was not asked: no nodes remain for it"
         if mode is heur_mode.A
         else "it was not asked, as rows takes these nodes"
     ]

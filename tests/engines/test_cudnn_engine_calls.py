@@ -326,5 +326,5 @@ def test_tensors_that_cudnn_does_not_know_are_refused(library):
         def _get_variant_pack_uids_sorted(self):
             return [*sorted(self.uids), 999]
 
-    with pytest.raises(GraphNotSupportedError, match="cuDNN asks for tensors .*999.*; it was told of"):
+    with pytest.raises(GraphNotSupportedError, match="cuDNN requires tensors .*999.*; it was given"):
         frozen(library, Other)

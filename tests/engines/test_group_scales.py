@@ -158,7 +158,7 @@ def test_blocks_across_rows_are_the_reference_engines():
     for t in g.block_scale_quantize(g.tensor([256, 8], name="x"), block_size=128, axis=0):
         t.set_output()
     with pytest.raises(
-        GraphNotSupportedError, match="in blocks along columns that lie apart; accepted: without blocks"
+        GraphNotSupportedError, match="in blocks along columns that are not contiguous; accepted: without blocks"
     ):
         engines(g)
 

@@ -84,7 +84,7 @@ SPLITS = {
     "a norm's gradient and a softmax": Split(
         {"x": ROWS, "w": WEIGHT},
         lambda g, x, w: [g.softmax(_norm(g, x, w))],
-        "(rmsnorm_backward) makes gradients of a norm, with sums over all rows, which no kernel does beside",
+        "(rmsnorm_backward) makes gradients of a norm and sums over all rows, which no kernel computes with",
     ),
     "a product": Split(
         {"x": [1, 64, 128], "a": [1, 128, 64]},

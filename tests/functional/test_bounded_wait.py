@@ -86,7 +86,7 @@ def test_memory_of_a_call_that_was_given_up(monkeypatch):
         peers.call("region", calls.append, 1)
     for value in ("0.05", ""):
         monkeypatch.setenv("GRAPHFUSE_RANKS_TIMEOUT", value)
-        with pytest.raises(RankTimeoutError, match="not waited for in a call before with this memory"):
+        with pytest.raises(RankTimeoutError, match="an earlier call with this memory did not wait"):
             peers.call("region", calls.append, 2)
     assert calls == [1]
     monkeypatch.setenv("GRAPHFUSE_RANKS_TIMEOUT", "never")

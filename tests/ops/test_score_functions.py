@@ -164,7 +164,7 @@ def test_what_fails_leaves_nothing(function, error, said):
 def test_other_options_are_for_the_function(option, value):
     _, draw = drawn(capped, **{option: value})
     with pytest.raises(
-        GraphNotSupportedError, match=f"{option} is given beside score_mod; instead: what the function draws"
+        GraphNotSupportedError, match=f"{option} is given with score_mod; instead: nodes that the function builds"
     ):
         draw()
 

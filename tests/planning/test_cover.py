@@ -235,4 +235,4 @@ def test_a_tangle_is_given_up_in_time():
 def test_a_plan_says_that_it_is_greedy(monkeypatch):
     monkeypatch.setattr(cover.choose, "__defaults__", (False, -1))
     made = proposed(narrow_and_wide(), [Pattern("two", two, toys.facts)], [toys.HostSolo(), ReferenceEngine()])
-    assert "taken greedily, those that save most first: a better choice was not found in" in made.regions
+    assert "chosen greedily, those that save most first: a better choice was not found in" in made.regions

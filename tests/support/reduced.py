@@ -250,7 +250,7 @@ def a_rank_that_does_not_come(mesh: DeviceMesh) -> None:
         if distributed.get_rank():
             with pytest.raises(RankTimeoutError, match="have not begun it: 0.*; its kernel was ended without"):
                 all_reduce_add_rmsnorm(memory, residual, weight, EPS)
-            with pytest.raises(RankTimeoutError, match="not waited for in a call before with this memory"):
+            with pytest.raises(RankTimeoutError, match="an earlier call with this memory did not wait"):
                 all_reduce_add_rmsnorm(memory, residual, weight, EPS)
         torch.cuda.synchronize()
     distributed.barrier()

@@ -118,7 +118,7 @@ def test_report_and_values():
         ("2", "layernorm"),
     }
     assert {(e.name, e.why) for e in report.left} == {
-        (f"{n}", "the sum that it returns, as the norm of it is another module's") for n in (0, 1)
+        (f"{n}", "the returned sum, whose norm is in another module") for n in (0, 1)
     }
     with torch.no_grad():
         assert regions(lambda: made(x)) == [*LAYER, *LAYER, "layernorm"]
@@ -264,7 +264,7 @@ def test_numbers_of_its_modules_are_compared_at_each_call():
     [
         (
             Branching,
-            "residual sums: its forward is not straight: line 4 asks what differs from call to call: scale",
+            "residual sums: its forward is not straight: line 4 depends on what differs from call to call: scale",
         ),
         (Between, "mlp comes between a residual sum and after"),
     ],

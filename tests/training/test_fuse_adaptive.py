@@ -116,7 +116,7 @@ REPORTED = [
     ("blocks.0", "region", "add, mul; with norm1, by the shapes of a call"),
     ("blocks.0", "region", "mul, add; with norm2, by the shapes of a call"),
     ("blocks.0", "region", "add, mul; with norm3, by the shapes of a call"),
-    ("blocks.0", "", "the sum that it returns, as the norm of it is another module's"),
+    ("blocks.0", "", "the returned sum, whose norm is in another module"),
 ]
 
 

@@ -67,7 +67,7 @@ class LogSumExp(torch.nn.Module):
 REFUSED = [
     (lambda: Counting(), None),
     (lambda: OfAllNorm(), "no one kernel computes rmsnorm and mul"),
-    (lambda: ShiftedNorm(), "its forward is not straight: line 3 asks what a norm need not know: y.cumsum"),
+    (lambda: ShiftedNorm(), "its forward is not straight: line 3 reads what a norm does not need: y.cumsum"),
     (lambda: torch.nn.LayerNorm((4, 16)), "its parameters are not vectors of one length"),
     (lambda: graphfuse.torch.RMSNorm(HIDDEN), "it is graphfuse's"),
 ]

@@ -190,7 +190,7 @@ def test_attention_that_is_not_the_operators_is_left(monkeypatch):
 
     more = "attention: its function reads more arguments than a scale and dropout"
     whys = {
-        doubled: "attention: it computes something beside attention with sinks",
+        doubled: "attention: it computes more than attention with sinks",
         reading: more,
         capped: more,
         dropping: "attention: dropout follows its probabilities",

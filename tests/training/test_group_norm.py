@@ -295,7 +295,7 @@ class Mangled(Block):
 
 def test_a_forward_that_is_not_written_again_is_said():
     (said,) = [e.why for e in fuse(Mangled()).left]
-    assert said == "activations behind its norms: its forward reads names that its class makes its own"
+    assert said == "activations after its norms: its forward reads names that its class makes its own"
 
 
 @pytest.mark.parametrize("of", ["norm1", "act"])

@@ -147,7 +147,7 @@ DECLINED = {
     "no rows": (lambda: F.layer_norm(torch.ones(0, 8), (8,)), "no elements"),
     "a weight of a column": (
         lambda: F.layer_norm(torch.randn(2, 8), (8,), torch.ones(8, 2)[:, 0]),
-        "elements of a weight or bias apart",
+        "a weight or bias that is not contiguous",
     ),
     "RMSNorm, types": (
         lambda: fused_rms_norm(torch.ones(2, 8), (8,), torch.ones(8).double()),

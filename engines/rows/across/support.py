@@ -25,7 +25,7 @@ def own_reasons(facts: RowFacts) -> Iterator[str]:
     for store in program.stores:
         if store.block_size:
             what = f"output {store.view.name!r} is quantized in blocks"
-            yield f"{what} along columns that lie apart; accepted: without blocks"
+            yield f"{what} along columns that are not contiguous; accepted: without blocks"
 
 
 def layout_reasons(facts: RowFacts) -> Iterator[str]:
@@ -34,8 +34,8 @@ def layout_reasons(facts: RowFacts) -> Iterator[str]:
         yield _axis_reason(facts)
     if facts.columns > max(MOST_COLUMNS, facts.rows):
         yield (
-            f"{facts.node}: {counted(facts.rows, 'row')} of {facts.columns} columns that lie apart, too few for "
-            f"CTAs that reduce each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
+            f"{facts.node}: {counted(facts.rows, 'row')} of {facts.columns} columns that are not contiguous, too few "
+            f"for CTAs that reduce each alone; accepted: up to {MOST_COLUMNS} columns, or as many as rows"
         )
 
 

@@ -154,7 +154,7 @@ class _Frame:
             starred = next((i for i, t in enumerate(places) if isinstance(t, ast.Starred)), None)
             if isinstance(value, self.domain.symbols):
                 if starred is not None:
-                    raise self.declined(target, "takes a symbol apart")
+                    raise self.declined(target, "unpacks a symbol")
                 value = self.domain.unpack(value, len(places))
             # Without a starred target, the number of values decides whether this raises an error.
             values = [*(self.domain.settled(value) if starred is None else value)]
@@ -299,7 +299,7 @@ class _Frame:
     def compare(self, node: ast.Compare, kind: ast.cmpop, a: object, b: object) -> bool:
         if isinstance(kind, ast.Is | ast.IsNot):
             if b is not None and not isinstance(b, bool):
-                raise self.declined(node, f"asks for the identity of {ast.unparse(node)}")
+                raise self.declined(node, f"compares the identity of {ast.unparse(node)}")
             if isinstance(a, Child):
                 self.domain.record(SELF, (a.name, "__class__"), type(self.domain.module.get_submodule(a.name)))
                 return isinstance(kind, ast.IsNot)

@@ -79,11 +79,11 @@ class Domain:
         """A value that decides something, or that is computed with. Raises ForwardDeclined if it may differ in another
         call."""
         if isinstance(value, self.symbols) or isinstance(value, self.facts):
-            raise ForwardDeclined("asks what differs from call to call")
+            raise ForwardDeclined("depends on what differs from call to call")
         return value
 
     def is_none(self, symbol: object) -> bool:
-        raise ForwardDeclined("asks whether an argument is None")
+        raise ForwardDeclined("depends on whether an argument is None")
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         """Symbol of a tensor of the module."""
@@ -102,7 +102,7 @@ class Domain:
         raise NotImplementedError
 
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
-        raise ForwardDeclined("takes a symbol apart")
+        raise ForwardDeclined("unpacks a symbol")
 
     def spread(self, value: object) -> Mapping[str, object]:
         """Named arguments that a mapping holds, which a call passes on."""

@@ -217,13 +217,13 @@ class TracedTensors(Domain):
                 return len(self.shape(symbol))
         if is_repeatable(name) or name in ("size", "dim", "ndimension"):
             return TensorMethod(symbol, name)
-        raise ForwardDeclined("asks what a norm need not know")
+        raise ForwardDeclined("reads what a norm does not need")
 
     def shape(self, symbol: torch.Tensor) -> Shape:
         if any(symbol is value for value in self.values.values()):
             return Shape(symbol.shape)
         if tuple(symbol.shape) != self.full:
-            raise ForwardDeclined("asks for the shape of what it computes")
+            raise ForwardDeclined("reads the shape of a computed tensor")
         return self.full_extents
 
     def compute(
@@ -240,7 +240,7 @@ class TracedTensors(Domain):
         if not places:
             return shape
         if len(places) > 1 or type(places[0]) is not int:
-            raise ForwardDeclined("asks for an extent in a way of its own")
+            raise ForwardDeclined("reads an extent in an unknown way")
         return shape[places[0]]
 
     def made(

@@ -128,7 +128,7 @@ def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str |
     is_result = is_result and not any(map(changes, graph.graph.nodes))
     wanted = _GIVEN if has_mask else (*_GIVEN[:3], None)
     if tuple(read) != wanted or name not in vectors or not is_result or found.scale != _SCALE:
-        return "attention: it computes something beside attention with sinks"
+        return "attention: it computes more than attention with sinks"
     return name
 
 

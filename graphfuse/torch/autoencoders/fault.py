@@ -26,7 +26,7 @@ def of_module(module: torch.nn.Module, role: str) -> Fault:
     if check is None:
         return "its class is not known"
     if not is_plain(module):
-        return "it has hooks, or a forward of somebody else's"
+        return "it has hooks, or a forward that was set on it"
     return next(filter(None, check(module)), "")
 
 

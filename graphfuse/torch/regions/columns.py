@@ -62,6 +62,6 @@ class ColumnAxes:
             return t.flatten(first, last), (*axes[:first], self.axes[-1], *axes[last + 1 :])
 
 
-NOT_ONE_DIMENSION = "do not lie in memory as one dimension"
+NOT_ONE_DIMENSION = "are not one dimension in memory"
 COLUMNS, PARTS = ColumnAxes(), ColumnAxes((0,))
 """Columns of rows along the last dimension, and of parts of such rows, which have one more axis."""

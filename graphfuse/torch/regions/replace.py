@@ -41,7 +41,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
     for n, view in enumerate(made):
         follows = region.program.follows and region.program.outputs[n].extents.whole
         if not _has_strides_of(view.of(view.tensor), read[0].made if follows else None):
-            return "its results do not lie in memory as those of an operator"
+            return "its results have other strides than an operator's"
     place, is_fit = fits(graph, region, inputs)
     if not is_fit:
         return "what it reads is made after its results are read"

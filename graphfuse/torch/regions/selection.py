@@ -185,7 +185,7 @@ def _why_other_layout(region: TorchRegion) -> str:
     last, and would copy inputs to make the pixels of a channel contiguous."""
     if len(region.columns.axes) == 1 or not any(map(_is_convolution, region.outputs[0].graph.nodes)):
         return ""
-    return "beside convolutions inductor has channels last in memory, where its rows do not lie as one dimension"
+    return "next to convolutions inductor keeps channels last in memory, where its rows are not one dimension"
 
 
 def _why_small_and_strided(region: TorchRegion) -> str:

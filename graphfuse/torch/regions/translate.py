@@ -33,7 +33,7 @@ from graphfuse.torch.regions.pair_turns import source_of_turn_around
 
 Known, Tensors = dict[torch.Tensor, Value], set[torch.Tensor]
 Operators = tuple[torch._ops.OpOverload, ...]
-_DECLINED = "no kernel takes it with what stands around"
+_DECLINED = "no kernel computes it with its neighbours"
 
 
 class TranslatedGraph:
@@ -213,7 +213,9 @@ class TranslatedGraph:
         for v in values:
             shape, extents = tuple(v.shape), self._columns.extents
             if not self._columns.fit(shape, v.aligned()):
-                raise Untranslated(f"it reads {shape} beside rows of shape {extents}; accepted: all columns, or none")
+                raise Untranslated(
+                    f"it reads {shape} together with rows of shape {extents}; accepted: all columns, or none"
+                )
             if v.step is None and self._columns.joined(v.tensor, v.aligned()) is None:
                 raise Untranslated(f"it reads {shape} with strides {v.tensor.stride()}, whose rows {NOT_ONE_DIMENSION}")
         read = [v for v in values if v.step is None]
@@ -222,7 +224,7 @@ class TranslatedGraph:
         most = max((v.tensor.dim() for v in values), default=0)
         others = (v for v in read if self.part(node) and v.tensor not in self._undivided)
         if any(0 < v.tensor.dim() < most for v in others):
-            raise Untranslated("it reads what is the same for all parts, or rows, beside parts of rows")
+            raise Untranslated("it reads a tensor that is the same for all parts, or rows, together with parts of rows")
 
     def _call(self, node: Node, call: Call, known: Known, graded: Tensors, within: Operators = ()) -> None:
         """Translates a call. A call that no op computes is translated by torch's decomposition. graded: tensors that
@@ -242,7 +244,7 @@ class TranslatedGraph:
             for part in calls:
                 self._call(node, part, known, graded, (*within, call.computed))
             if not is_equivalent(call, graded):
-                raise Untranslated(f"what torch takes {call.name} apart into has other values or gradients") from None
+                raise Untranslated(f"torch's decomposition of {call.name} has other values or gradients") from None
             made = [known.get(one) for one in results]
         known |= ((t, v) for t, v in zip(call.results, made, strict=False) if v is not None)
 

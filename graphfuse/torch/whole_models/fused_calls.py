@@ -180,7 +180,7 @@ def fused(calls: CallSequence, modules: Sequence[torch.nn.Module], without_gradi
     for of in candidates:
         found = _with_usual(FusedCalls(calls, classes, of, (kind, kind), members), modules)
         if found is None:
-            return "somebody traces, or transforms, what is called"
+            return "the call is being traced or transformed"
         if not found.first.why:
             return ("" if without_gradients else found.first.untrainable) or found
         whys.append(found.first.why)

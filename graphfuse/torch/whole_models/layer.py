@@ -253,7 +253,7 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
         is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
-        return "the sum that it returns, as the norm of it is another module's" if is_returned else ""
+        return "the returned sum, whose norm is in another module" if is_returned else ""
     between = next(node for node in _backwards(norm) if node.op != "get_attr")
     if between is not total:
         return f"{inductor.title(between)} comes between a residual sum and {norm.target}"

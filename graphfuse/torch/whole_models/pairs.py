@@ -54,7 +54,7 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
         else:
             function, pairs = joined(own, call)
     except ForwardDeclined as why:
-        yield Entry(name, kind, why=f"activations behind its norms: {why}")
+        yield Entry(name, kind, why=f"activations after its norms: {why}")
         return
     if not pairs:
         return

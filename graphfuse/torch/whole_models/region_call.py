@@ -3,7 +3,6 @@ they return, and as which views."""
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch.fx import Node
@@ -21,26 +20,27 @@ _Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class ArgumentView:
-    """The view of a tensor that a program reads, like ``replace.Arrangement`` for graphs. groups: number and columns of
-    the parts that a row is viewed as; empty if it is not. order: dimensions of the view, after that. is_packed: whether
-    results are contiguous whatever the strides of the tensor, so that kernels need contiguous columns."""
+    """The view of a tensor that a program reads, like ``replace.Arrangement`` for graphs.
+
+    groups: number and columns of the parts that a row is viewed as; empty if it is not. order: order of the dimensions
+    after that. index: then the index that adds dimensions; empty if it adds none. is_packed: whether results are
+    contiguous whatever the strides of the tensor, so that kernels need contiguous columns."""
 
     groups: tuple[int, ...]
-    order: _Dims
+    order: tuple[int, ...]
+    index: tuple[slice | None, ...]
     is_packed: bool
 
+    @staticmethod
+    def made(groups: tuple[int, ...], dims: _Dims, is_packed: bool) -> "ArgumentView":
+        order = tuple(d for d in dims if d is not None)
+        index = tuple(None if d is None else slice(None) for d in dims) if None in dims else ()
+        return ArgumentView(groups, order, index, is_packed)
+
     def of(self, t: torch.Tensor) -> torch.Tensor:
-        t = (t.unflatten(-1, self.groups) if self.groups else t).permute(self._permuted)
-        t = t[self._index] if None in self.order else t
+        t = (t.unflatten(-1, self.groups) if self.groups else t).permute(self.order)
+        t = t[self.index] if self.index else t
         return t.contiguous() if self.is_packed and t.stride(-1) != 1 else t
-
-    @cached_property
-    def _permuted(self) -> tuple[int, ...]:
-        return tuple(d for d in self.order if d is not None)
-
-    @cached_property
-    def _index(self) -> tuple[slice | None, ...]:
-        return tuple(None if d is None else slice(None) for d in self.order)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,7 @@ class ResultView:
         return [*self.order] == sorted(self.order) and not self.is_joined
 
     def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
-        t = results[self.number]
-        if self.is_unchanged:
-            return t
-        t = t.permute(self.order)
+        t = results[self.number].permute(self.order)
         return t.flatten(-2) if self.is_joined else t
 
 
@@ -79,7 +76,8 @@ class RegionCall:
 
     def run(self, program: Program, count: int) -> Callable[..., object]:
         """Function of `count` arguments, which returns the result, or a list of several."""
-        run, read, returned = RegionOperator.of(program.text).run, self.read, self.returned
+        run, read = RegionOperator.of(program.text).run, self.read
+        returned = [(one.number, None if one.is_unchanged else one) for one in self.returned]
         if not self.is_arranged and len(returned) == 1:
             places = [place for place, _ in read]
             return run if places == [*range(count)] else lambda *given: run(*[given[place] for place in places])
@@ -87,7 +85,7 @@ class RegionCall:
         def arranged(*given):
             results = run(*[given[n] if view is None else view.of(given[n]) for n, view in read])
             results = results if isinstance(results, tuple) else (results,)
-            found = [one.of(results) for one in returned]
+            found = [results[n] if view is None else view.of(results) for n, view in returned]
             return found if len(found) > 1 else found[0]
 
         return arranged
@@ -104,14 +102,14 @@ def region_call(trace: Trace, region: TorchRegion, activations: int) -> RegionCa
         if source not in trace.sources:
             source, dims = _whole(_origin(node))
         if source not in trace.sources:
-            return "it normalizes or scales by something else than its input and its parameters"
+            return "it reads more than its input and its parameters"
         shape = [1 if d is None else recorded_result(source).shape[d] for d in dims]
         if (groups := _groups(shape, tensor)) is None or groups and not _is_whole(source, dims):
-            return "it views its rows otherwise than as parts of them"
+            return "it reshapes its rows to more than parts of them"
         place, view = sources.index(source), tuple(order) if groups else tuple(dims[d] for d in order)
         is_packed = place < activations and not region.program.follows
         unchanged = not groups and _is_whole(source, view)
-        read.append((place, None if unchanged else ArgumentView(groups, view, is_packed)))
+        read.append((place, None if unchanged else ArgumentView.made(groups, view, is_packed)))
     returned: list[ResultView] = []
     for node in trace.graph.output_node().args[0]:
         while node not in region.outputs and _is_same(node):

@@ -130,7 +130,7 @@ class DeferredSum(torch.Tensor):
         if self._residual_version is not None and self.residual._version != self._residual_version:
             raise ModelError(
                 "a residual was changed in place after it was added to what ranks have not yet added up; accepted: "
-                "models that leave it as it is until the norm behind, and others after unfuse(model)"
+                "models that leave it unchanged until the next norm, and others after unfuse(model)"
             )
         return self.residual
 
