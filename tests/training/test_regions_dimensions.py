@@ -165,7 +165,7 @@ def test_where_rows_lie(name):
 LEFT = {
     "channels last": (
         lambda x: F.layer_norm(x.contiguous(memory_format=torch.channels_last), x.shape[1:]),
-        "layer_norm: it reads (3, 6, 4, 8) with strides (192, 1, 48, 6), whose rows do not lie in memory as one",
+        "layer_norm: it reads (3, 6, 4, 8) with strides (192, 1, 48, 6), whose rows are not one",
     ),
     "a batch": (
         lambda x: x - x.mean((0, 2, 3), keepdim=True),
@@ -174,7 +174,7 @@ LEFT = {
     "groups": (lambda x: F.group_norm(x, 3), "group_norm: a view that moves elements"),
     "weights of channels": (
         lambda x: F.group_norm(x, 1, x[0, :, 0, 0]),
-        "group_norm: it reads (6,) beside rows of shape (6, 4, 8); accepted: all columns, or none",
+        "group_norm: it reads (6,) together with rows of shape (6, 4, 8); accepted: all columns, or none",
     ),
     "what is known of other samples": (
         lambda x: F.instance_norm(x, x[0, :, 0, 0], x[0, :, 0, 0].abs(), use_input_stats=False),
@@ -263,7 +263,7 @@ BESIDE = {
     "behind a convolution": (
         lambda x, w: (lambda y: y * y.mean((-2, -1), keepdim=True).sigmoid())(F.conv2d(x, w)),
         [LONG, (64, 64, 1, 1)],
-        "beside convolutions inductor has channels last",
+        "next to convolutions inductor keeps channels last",
     ),
     "channels": (lambda x, w: F.instance_norm(x, None, None, w), [LONG, (64,)], ""),
 }
