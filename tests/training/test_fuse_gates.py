@@ -105,6 +105,23 @@ class IndexedNorm(Norm):
         return self.weight[:, None, None] * normal
 
 
+class ChannelSoftmax(Norm):
+    def forward(self, x):
+        return F.softmax(x * self.weight[:, None, None], 1)
+
+
+class ToChannelsLast(torch.nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1))
+
+
+class RowsWithWeights(Norm):
+    """A weight for each row: it gets a dimension, and the rows stay as they are."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight[:, None]
+
+
 class OfImages(torch.nn.LayerNorm):
     """It has no meaning for fewer dimensions."""
 
@@ -229,14 +246,17 @@ CHANNELS = [
     (lambda: PermutedNorm(16, elementwise_affine=False), VIDEO[:4]),
     (lambda: TransposedNorm(16), (2, 16, 5)),
     (lambda: IndexedNorm(16), VIDEO[:4]),
+    (lambda: ChannelSoftmax(16), VIDEO[:4]),
+    (lambda: ToChannelsLast(16), VIDEO[:4]),
+    (lambda: RowsWithWeights(16), (2, 16, 5)),
 ]
 
 
 @pytest.mark.parametrize(("module", "shape"), CHANNELS)
 @pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
 def test_channels(module, shape, dtype):
-    norm, x, outer = made(module).to(dtype), drawn(*shape, dtype=dtype), torch.randn(shape)
-    own = copy.deepcopy(norm)
+    norm, x = made(module).to(dtype), drawn(*shape, dtype=dtype)
+    own, outer = copy.deepcopy(norm), torch.randn(norm(x).shape)
     for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
         unfuse(norm)
         with torch.no_grad():

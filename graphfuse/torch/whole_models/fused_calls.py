@@ -42,11 +42,11 @@ class Specialization:
     watches: predicates of the modules, one each: True if everything that the module's forward read is unchanged.
     program: what the kernel computes.
     run: the kernel, as a function of activations and parameters.
-    spread: the same function for rows that are not contiguous; its results lie in memory as those of the calls.
+    spread: the same function where the last dimension is not contiguous; its results have the strides of the calls'.
     autocasts: whether the calls would compute something else under autocast.
     columns: the extent of rows that the program holds for; None for any.
     is_contiguous: whether the inputs must be contiguous.
-    is_permuted: whether the kernel is given views of the inputs.
+    is_arranged: whether the kernel is given views of the inputs.
     places: the program's inputs, as indices of the activations followed by the parameters.
     untrainable: the reason why no kernels compute gradients; "" if they do. Only the first specialization of calls has
     it; the reason is the same for the others.
@@ -60,14 +60,14 @@ class Specialization:
     autocasts: bool = False
     columns: int | None = None
     is_contiguous: bool = False
-    is_permuted: bool = False
+    is_arranged: bool = False
     places: tuple[int, ...] = ()
     untrainable: str = ""
 
     @cached_property
     def sum_before(self) -> str:
         """Text of the program that adds two tensors in place of the first activation; "" if there is none."""
-        if self.program is None or self.is_permuted or self.is_contiguous or self.places.count(0) != 1:
+        if self.program is None or self.is_arranged or self.is_contiguous or self.places.count(0) != 1:
             return ""
         first = self.places[0] == 0 and over_ranks.can_be_summed(self.program, 0)
         return over_ranks.with_sum_before(self.program).text if first else ""
@@ -137,13 +137,13 @@ class FusedCalls:
                     "spec.run is None",
                     "spec.autocasts and autocasts(device.type)",
                     f"spec.columns is not None and shape[{place}] != spec.columns",
-                    "spec.is_permuted and type(x0) is not Tensor",
+                    "spec.is_arranged and type(x0) is not Tensor",
                     *(f"not {watch}" for watch in watches),
                     *(f"spec.is_contiguous and not {t}.is_contiguous()" for t in (*full, *members)),
                 ],
                 "return None",
             ),
-            f"return spec.run({given}) if spec.is_permuted or x0.stride(-1) == 1 else spec.spread({given})",
+            f"return spec.run({given}) if x0.stride(-1) == 1 else spec.spread({given})",
         ]
         if self.first.untrainable:
             needs_gradient = " or ".join(f"{t}.requires_grad" for t in (*full, *members))
@@ -235,10 +235,11 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
             pass
     count = of.calls.given + len(of.members)
     run = call.run(region.program, count)
-    if found.packs:
-        spread = _with_contiguous(run, of.calls.given)
+    contiguous = _with_contiguous(run, of.calls.given) if found.packs else None
+    if call.is_permuted:
+        spread = run = contiguous if contiguous and region.program.follows else run
     else:
-        spread = call.run(replace(region.program, follows=True), count)
+        spread = contiguous or call.run(replace(region.program, follows=True), count)
     return Specialization(
         "",
         watches,

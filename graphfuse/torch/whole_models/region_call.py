@@ -74,6 +74,11 @@ class RegionCall:
         """True if views are read or returned."""
         return any(view is not None for _, view in self.read) or not all(one.is_unchanged for one in self.returned)
 
+    @property
+    def is_permuted(self) -> bool:
+        """True if arguments are read with their dimensions in another order."""
+        return any(view is not None and [*view.order] != sorted(view.order) for _, view in self.read)
+
     def run(self, program: Program, count: int) -> Callable[..., object]:
         """Function of `count` arguments, which returns the result, or a list of several."""
         run, read = RegionOperator.of(program.text).run, self.read
