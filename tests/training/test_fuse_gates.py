@@ -380,7 +380,16 @@ def test_norms_on_both_sides_of_a_sum():
 
 def test_compiled():
     torch._dynamo.reset()
-    for module, given in ((Sandwich, (drawn(*ROWS),)), (Block, (drawn(*VIDEO),)), (NormThenGate, (drawn(*ROWS),) * 2)):
+    images = drawn(*VIDEO[:4])
+    spread = images.transpose(1, -1).contiguous().transpose(1, -1)
+    for module, given in (
+        (Sandwich, (drawn(*ROWS),)),
+        (Block, (drawn(*VIDEO),)),
+        (NormThenGate, (drawn(*ROWS),) * 2),
+        (lambda: PermutedNorm(16), (images,)),
+        (lambda: ChannelSoftmax(16), (spread,)),
+        (lambda: torch.nn.Softmax(-1), (spread,)),
+    ):
         layer = made(module)
         fuse(layer)
         with torch.no_grad():

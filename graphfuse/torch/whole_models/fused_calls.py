@@ -257,7 +257,7 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
 
 def _with_contiguous(run: Callable[..., object], count: int) -> Callable[..., object]:
     """The function with its first `count` arguments made contiguous."""
-    return lambda *given: run(*(t.contiguous() for t in given[:count]), *given[count:])
+    return lambda *given: run(*[t.contiguous() for t in given[:count]], *given[count:])
 
 
 def _region(of: Trace) -> TorchRegion | str:
