@@ -15,7 +15,7 @@ COMMAND = "python tests/autoencoder_table.py"
 BEGIN, END = "<!-- autoencoders -->\n", "<!-- /autoencoders -->\n"
 HEAD = "| class | norms | of these with SiLU | left |\n|---|---|--:|---|\n"
 
-_SUMS = ("the sum that it returns", "residual sums")
+_SUMS = ("the returned sum", "residual sums")
 """How reasons begin of sums before norms, which residual blocks and what is around them have."""
 _LEFT = "convolutions with their padding, upsampling"
 
