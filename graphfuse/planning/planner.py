@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import functools
+import itertools
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -310,9 +312,14 @@ class Planner:
     def _executable(self, p: Plan, prepared: Sequence[Prepared]) -> Executable:
         """The executable of a plan. prepared: the work of its parts."""
 
+        waits = [self._has_dependent_launch and work.undependable is None for work in prepared]
+
         @functools.cache
         def parts(dependent: bool) -> list[fastcall.FrozenPart]:
-            return [fastcall.FrozenPart(w.freeze(dependent), at) for w, at in zip(prepared, p.scratch, strict=True)]
+            # Only a kernel that waits lets the next one begin early.
+            early = [dependent, *itertools.starmap(operator.and_, itertools.pairwise(waits))]
+            frozen = [work.freeze(begins) for work, begins in zip(prepared, early, strict=True)]
+            return [fastcall.FrozenPart(*each) for each in zip(frozen, p.scratch, strict=True)]
 
         parts(False)  # so that errors of the device are raised now
         return Executable(
@@ -333,10 +340,14 @@ class Planner:
             self._leave_out(part.engine, error)
             raise
 
+    @property
+    def _has_dependent_launch(self) -> bool:
+        return self.device.runs_kernels and self.device.sm >= _DEPENDENT_LAUNCH_SM
+
     def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch; None if it can."""
         what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
-        if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
+        if not self._has_dependent_launch:
             found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
             return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
         for part, work in zip(p.parts, prepared, strict=True):

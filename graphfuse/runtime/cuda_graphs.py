@@ -18,6 +18,9 @@ from graphfuse.runtime import device as devices
 Start = Callable[[int], None]
 """Function that launches the work on a stream, which is given by address."""
 
+# In bindings of CUDA 12 the plain name is of the first version, which fails for edges of dependent launches.
+_edges_of = getattr(driver, "cuGraphGetEdges_v2", driver.cuGraphGetEdges)
+
 
 def populate(graph: int, device: Device, start: Start) -> None:
     """Add the work to a graph without nodes.
@@ -93,11 +96,11 @@ def _chain(graph: object) -> list[object]:
         return []
     error, nodes, _ = driver.cuGraphGetNodes(graph, count)
     devices.check(error, "reading a CUDA graph")
-    error, *_, edges = driver.cuGraphGetEdges(graph, 0)
+    error, *_, edges = _edges_of(graph, 0)
     devices.check(error, "reading the edges of a CUDA graph")
     after: dict[int, int] = {}
     if edges:
-        error, sources, targets, *_ = driver.cuGraphGetEdges(graph, edges)
+        error, sources, targets, *_ = _edges_of(graph, edges)
         devices.check(error, "reading the edges of a CUDA graph")
         after = {int(one): int(other) for one, other in zip(sources[:edges], targets[:edges], strict=True)}
     by_address = {int(node): node for node in nodes[:count]}

@@ -8,7 +8,7 @@ import torch
 import graphfuse
 from graphfuse.codegen.render import render
 from graphfuse.contract.engine import Address, Constant, Launch
-from graphfuse.runtime import device, launch, nvrtc
+from graphfuse.runtime import device, launch, nvrtc, timing
 from graphfuse.runtime.handle import current_stream
 from support import graphs
 from support.graphs import BF16, Norm
@@ -229,6 +229,49 @@ def test_captured(work):
         recorded.replay()
         torch.cuda.synchronize()
         assert torch.equal(outs[0], wanted[0]) and torch.equal(outs[1], wanted[1])
+
+
+def norm_then_maximum() -> tuple[graphfuse.pygraph, dict[str, torch.Tensor]]:
+    """A graph whose plan has two kernels, of which the second reads what the first writes, and its buffers."""
+    graph = graphfuse.pygraph(io_data_type=BF16, intermediate_data_type=graphfuse.data_type.FLOAT)
+    phase = graphfuse.norm_forward_phase.INFERENCE
+    y, _ = graph.rmsnorm(graph.tensor([8, 64, 512], name="x"), None, 1e-5, norm_forward_phase=phase)
+    y.set_data_type(BF16)
+    largest = graph.reduction(y, mode=graphfuse.reduction_mode.MAX).set_dim([8, 1, 512])
+    largest.set_output().set_data_type(BF16).set_name("out")
+    graph.build([graphfuse.heur_mode.A])
+    assert graph.get_plan_name_at_index(0).count("rows") == 2
+    x = torch.randn(8, 64, 512, dtype=torch.bfloat16, device="cuda")
+    return graph, {"x": x, "out": torch.empty(8, 1, 512, dtype=torch.bfloat16, device="cuda")}
+
+
+def test_kernels_of_one_plan_overlap():
+    """The second begins early, though the caller does not ask for it."""
+    if device.get("cuda:0").sm < 90:
+        pytest.skip("needs compute capability 9.0")
+    one, pack = graphs.fused(CASE), CASE.inputs("cuda") | CASE.outputs("cuda")
+    two, of_two = norm_then_maximum()
+    workspace = torch.empty(two.get_workspace_size(), dtype=torch.uint8, device="cuda")
+    for graph, bound, overlaps in ((one, one.bind(pack), False), (two, two.bind(of_two, workspace), True)):
+        captured = timing.capture([bound], least_calls=1)
+        assert timing.dependent_launch(captured) in (overlaps, None), graph.explain()  # None: bindings cannot say
+
+
+def test_kernels_of_one_plan_see_what_the_one_before_wrote():
+    """Bit by bit what torch makes of the first kernel's output, in calls that follow one another."""
+    graph, pack = norm_then_maximum()
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device="cuda")
+    inputs = [torch.randn_like(pack["x"]) * (1 + n) for n in range(40)]
+    outs = [torch.empty_like(pack["out"]) for _ in inputs]
+    ones = torch.ones(512, dtype=torch.bfloat16, device="cuda")
+    wanted = [graphfuse.functional.rmsnorm(x, ones, 1e-5).amax(1, keepdim=True) for x in inputs]
+    for _ in range(50):
+        for x, out in zip(inputs, outs, strict=True):
+            graph.execute({"x": x, "out": out}, workspace)
+        torch.cuda.synchronize()
+        for out, want in zip(outs, wanted, strict=True):
+            assert torch.equal(out, want)
+            out.zero_()
 
 
 def test_threads_with_and_without(work):
