@@ -5,7 +5,7 @@ import torch
 
 from graphfuse.benchmarks.programs import kernel_times
 from graphfuse.torch import fuse
-from graphfuse.torch.autoencoders import convolution
+from graphfuse.torch.operators import convolution
 from support.video_autoencoders import distance, drawn, wan
 
 pytest.importorskip("diffusers", minversion="0.35")
@@ -72,8 +72,10 @@ def test_a_decode_is_captured(fused, latents):
 
 
 @pytest.mark.parametrize(("extent", "is_measured"), [(64, False), (512, True)])
-def test_plans_of_large_convolutions_are_measured(extent, is_measured, monkeypatch):
+def test_torchs_plans_of_large_convolutions_are_measured(extent, is_measured, monkeypatch):
     measured, own = [], convolution.measured_plans
+    monkeypatch.setattr(convolution, "why_not_engine", lambda: "it is off")
+    monkeypatch.setattr(convolution, "_plans", {})
     monkeypatch.setattr(convolution, "measured_plans", lambda: measured.append(extent) or own())
     image, weight = drawn(1, 128, extent, extent), drawn(128 * 6, 128, 3, 3)
     image, weight = (t.cuda().bfloat16().contiguous(memory_format=torch.channels_last) for t in (image, weight))

@@ -13,6 +13,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import fault, roles, wan
 from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
+from graphfuse.torch.operators.convolution import why_not_engine
 
 _CHANGED_WEIGHTS = "_graphfuse_changed_weights"
 _FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
@@ -22,9 +23,9 @@ _ENDS = (
     "contiguous tensors"
 )
 _BECAME = {
-    roles.RESIDUAL: "frames (norm, swish, torch's convolution, add)",
+    roles.RESIDUAL: "frames (norm, swish, convolution, add)",
     roles.ATTENTION: "frames (norm, attention)",
-    roles.RESAMPLE: "frames (copy, torch's convolution)",
+    roles.RESAMPLE: "frames (copy, convolution)",
 } | dict.fromkeys((*roles.CONTAINERS, *roles.ENDS), "frames (its modules)")
 
 
@@ -41,7 +42,13 @@ def replace(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.M
     function = _forward(role, cls, before_own)
     function.__dict__[_CHANGED_WEIGHTS] = tuple(_lay_out_weights(module, role))
     set_forward.set_on(module, function)
-    return Entry(name, cls.__name__, _BECAME[role], _ENDS if role in roles.ENDS else "")
+    return Entry(name, cls.__name__, _BECAME[role], _note(role))
+
+
+def _note(role: str) -> str:
+    if role in (roles.RESIDUAL, roles.RESAMPLE) and (why := why_not_engine()):
+        return f"torch's convolution: {why}"
+    return _ENDS if role in roles.ENDS else ""
 
 
 def bypassed_norms(module: torch.nn.Module) -> list[torch.nn.Module]:

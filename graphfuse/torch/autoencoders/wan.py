@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from graphfuse.torch.autoencoders import fault, roles
-from graphfuse.torch.autoencoders.convolution import convolution
 from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
+from graphfuse.torch.operators.convolution import convolution
 
 
 def residual(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:

@@ -15,7 +15,7 @@ from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
 from graphfuse.torch.autoencoders import replacement as autoencoders
-from graphfuse.torch.whole_models import forward, group_norm, layer, pairs, tensor_parallel
+from graphfuse.torch.whole_models import convolution_layer, forward, group_norm, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
@@ -32,7 +32,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     compute differently (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` restores everything. Attention with sinks is replaced in the same way if a
     module calls its file's eager attention. ``torch.nn.GroupNorm``, alone or followed by SiLU, becomes two kernels for
-    inference with large tensors. Modules of WAN's VAE are recognized by their source. They compute in channels-last,
+    inference with large tensors. Convolutions with bias run on cuDNN's engine if that is there, for inference in 16
+    bits with channels-last inputs. Modules of WAN's VAE are recognized by their source. They compute in channels-last,
     and the strides of their weights are changed for that. Linear layers of ``RowwiseParallel`` defer their sum over
     ranks, without gradients, until the norm that reads it.
 
@@ -73,7 +74,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        if (entry := group_norm.replace(name, module)) is not None:
+        if (entry := group_norm.replace(name, module) or convolution_layer.replace(name, module)) is not None:
             entries.append(entry)
         entries += pairs.replace(name, module, own)
     return FuseReport(type(model).__name__, tuple(entries))

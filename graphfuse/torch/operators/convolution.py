@@ -1,0 +1,191 @@
+"""Convolutions of bfloat16 and float16 for inference, by the fastest plan of cuDNN's engine, or else by torch.
+
+cuDNN adds the bias in the same kernel, where torch adds it in another. It has several plans for a shape. They are timed
+at the first call of a shape, and the fastest is kept with the user's tuned knobs, for other processes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from graphfuse.api import pygraph
+from graphfuse.base import settings
+from graphfuse.base.dtypes import data_type
+from graphfuse.base.enums import heur_mode
+from graphfuse.contract.engine import No
+from graphfuse.engines.cudnn import package
+from graphfuse.op_graph.freeze import freeze
+from graphfuse.planning.planner import Planner
+from graphfuse.runtime.bounded_dict import make_room
+from graphfuse.runtime.fastcall import Start
+from graphfuse.runtime.handle import create_handle
+from graphfuse.tuning.plan_choice import build_fastest
+
+ENGINE = "cudnn"
+TYPES = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
+"""Types that the engine is asked for."""
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
+_ALIGNED = 16  # bytes, of every tensor that the plans read or write
+_KEPT = 512  # plans of this process
+
+_LARGE = 4e11
+"""Smallest number of operations for which torch measures cuDNN's plans, which takes 40 ms at the first call of a shape.
+On an H200 this saved 0.85 ms of 2.74 in a call of 1.2e12 operations, and at most 0.06 ms in calls of 4e11 and fewer."""
+_MEASURED = 3
+"""Number of plans that torch measures, the fastest by cuDNN's estimate. By default it measures more, which takes
+longer."""
+
+Numbers = tuple[int, ...] | int
+
+
+def convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+) -> torch.Tensor:
+    """conv2d or conv3d of images or frames, [n, channels, (frames,) height, width], in one group, without gradients.
+
+    It runs on cuDNN's engine if that is there and x is channels-last in memory. The result is channels-last, too."""
+    if x.is_cuda and (found := _planned(x, weight, bias, stride, padding, dilation)) is not None:
+        return found(x, weight, bias)
+    convolved = functional.conv2d if x.dim() == 4 else functional.conv3d
+    if x.is_cuda and 2.0 * x.numel() / x.shape[1] * weight.numel() >= _LARGE:
+        with measured_plans():
+            return convolved(x, weight, bias, stride, padding, dilation)
+    return convolved(x, weight, bias, stride, padding, dilation)
+
+
+@contextmanager
+def measured_plans() -> Iterator[None]:
+    """Context in which torch measures cuDNN's plans for convolutions at the first call of each shape in a process."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, _MEASURED
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+def why_not_engine() -> str:
+    """Why convolutions run on torch's kernels; empty if cuDNN's engine can run them."""
+    return "GRAPHFUSE_CUDNN is off" if settings.cudnn() is False else _what_is_missing()
+
+
+@functools.cache
+def _what_is_missing() -> str:
+    found = package.load()
+    return str(found) if isinstance(found, No) else ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """A plan of cuDNN's engine for one layout. start: launches it. order: of the addresses that `start` takes, as
+    places in (x, weight, result, bias). like: the result's shape and strides."""
+
+    start: Start
+    order: tuple[int, ...]
+    workspace_bytes: int
+    like: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        made = torch.empty_strided(*self.like, dtype=x.dtype, device=x.device)
+        space = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
+        tensors = (x, weight, made) if bias is None else (x, weight, made, bias)
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        self.start(stream, space.data_ptr(), 0, *(tensors[place].data_ptr() for place in self.order))
+        return made
+
+
+_plans: dict[tuple[object, ...], _Planned | None] = {}
+"""By layouts; None where torch's kernels run."""
+
+
+def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> _Planned | None:
+    """The plan for a call. None if torch's kernels are to run: for other types and layouts, without the engine, and for
+    the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
+    addresses = x.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
+    if addresses % _ALIGNED or _is_pinned():
+        return None
+    key = (*x.shape, *x.stride(), *weight.shape, *weight.stride(), bias is None, *options, x.dtype, x.device)
+    try:
+        return _plans[key]
+    except KeyError:
+        pass
+    found = None
+    if _is_supported(x, weight, bias):
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        found = _fastest(x, weight, bias, *options)
+    make_room(_plans, _KEPT)
+    _plans[key] = found
+    return found
+
+
+def _is_pinned() -> bool:
+    """True if the user's settings of torch do not leave the choice of plans free."""
+    cudnn = torch.backends.cudnn
+    return not cudnn.enabled or cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def _is_supported(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    if x.dtype not in TYPES or x.numel() == 0 or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
+        return False
+    others = [weight] if bias is None else [weight, bias]
+    return not why_not_engine() and all(t.dtype is x.dtype and t.device == x.device for t in others)
+
+
+def _fastest(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+) -> _Planned | None:
+    """The fastest plan for these tensors; None if cuDNN has none, or torch raises an error for them."""
+    spatial = x.dim() - 2
+    steps, pads, dilations = ([n] * spatial if isinstance(n, int) else [*n] for n in (stride, padding, dilation))
+    reach = [
+        n + 2 * pad - d * (k - 1) - 1
+        for n, pad, d, k in zip(x.shape[2:], pads, dilations, weight.shape[2:], strict=True)
+    ]
+    if min(reach) < 0 or x.shape[1] != weight.shape[1]:
+        return None
+    dim = [x.shape[0], weight.shape[0], *(n // step + 1 for n, step in zip(reach, steps, strict=True))]
+    made = torch.empty(dim, dtype=x.dtype, device=x.device, memory_format=FORMATS[x.dim()])
+    graph = pygraph(
+        "convolution",
+        io_data_type=TYPES[x.dtype],
+        intermediate_data_type=data_type.FLOAT,
+        compute_data_type=data_type.FLOAT,
+        handle=create_handle(str(x.device)),
+    )
+    pack = {"x": x, "weight": weight, "result": made}
+    image, filters = (graph.tensor_like(t).set_name(name) for name, t in (("x", x), ("weight", weight)))
+    y = graph.conv_fprop(image, filters, padding=pads, stride=steps, dilation=dilations)
+    if bias is not None:
+        pack["bias"] = bias.view(1, -1, *[1] * spatial)
+        y = graph.add(y, graph.tensor_like(pack["bias"]).set_name("bias"))
+    y.set_output().set_name("result").set_dim([*made.shape]).set_stride([*made.stride()])
+    planner = Planner(freeze(graph), graph.handle, (), ())
+    planner.create([heur_mode.A])
+    try:
+        if not build_fastest(planner, ENGINE, pack):
+            return None
+    except torch.OutOfMemoryError:  # a plan may need more memory than torch's convolution
+        return None
+    executable, names = planner.executable(), ("x", "weight", "result", "bias")
+    order = tuple(names.index(tensor.name) for tensor in executable.bound)
+    like = tuple(made.shape), made.stride()
+    return _Planned(executable.starts[False], order, planner.at(planner.selected()).workspace_bytes, like)

@@ -1,0 +1,60 @@
+"""Convolutions with bias, which cuDNN's engine runs in one kernel where torch runs two.
+
+They are replaced if the engine is there. It runs calls for inference in 16 bits whose input is channels-last in memory:
+``model.to(memory_format=torch.channels_last)`` makes a model's activations so.
+"""
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
+
+_CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
+_observed = torch_private.needs_dispatcher()
+
+
+def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's
+    """Forward that replaces the class's own."""
+    if is_dynamo_compiling() or _observed() or not _is_supported(input, self):
+        return type(self).forward(self, input)
+    return convolution(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+
+
+def _is_supported(x: object, conv: torch.nn.Conv2d | torch.nn.Conv3d) -> bool:
+    weight, bias = conv.weight, conv.bias
+    if not isinstance(x, torch.Tensor) or not x.is_cuda or x.dtype not in TYPES or x.dim() != weight.dim():
+        return False
+    if x.shape[1] != conv.in_channels or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
+        return False
+    if torch.is_autocast_enabled("cuda") or why_not_replaced(conv):
+        return False
+    has_gradients = torch.is_grad_enabled()
+    for t in (x, weight, bias):
+        if t.dtype is not x.dtype or t.device != x.device or t.requires_grad and has_gradients:
+            return False
+        if not torch_private.is_plain(t):
+            return False
+    return True
+
+
+def replace(name: str, module: torch.nn.Module) -> Entry | None:
+    """Sets the forward of a convolution, and returns its entry; None for any other module, and without the engine."""
+    if type(module) not in _CLASSES or why_not_engine() or why_not_replaced(module):
+        return None
+    if not set_forward.is_free(module):
+        return None
+    set_forward.set_on(module, forward)
+    return Entry(name, type(module).__name__, "convolution", "cuDNN's engine, for channels-last inputs of 16 bits")
+
+
+def why_not_replaced(conv: torch.nn.Module) -> str:
+    if conv.bias is None:
+        return "it has no bias, so torch runs one kernel, too"
+    if conv.groups != 1:
+        return "it has several groups"
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return "its padding is not a number of zeros"
+    return ""

@@ -1,0 +1,74 @@
+"""Which convolutions `fuse` replaces where cuDNN's engine is, and that calls which it does not run stay torch's."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.operators import convolution
+from graphfuse.torch.whole_models import convolution_layer
+
+pytestmark = pytest.mark.torch
+
+KINDS = {
+    "plain": (lambda: torch.nn.Conv2d(4, 6, 3, padding=1), True),
+    "frames": (lambda: torch.nn.Conv3d(4, 6, (1, 3, 3), stride=(1, 2, 2), dilation=2), True),
+    "no bias": (lambda: torch.nn.Conv2d(4, 6, 3, bias=False), False),
+    "groups": (lambda: torch.nn.Conv2d(4, 6, 3, groups=2), False),
+    "padding by name": (lambda: torch.nn.Conv2d(4, 6, 3, padding="same"), False),
+    "padding of values": (lambda: torch.nn.Conv2d(4, 6, 3, padding=1, padding_mode="replicate"), False),
+    "one dimension": (lambda: torch.nn.Conv1d(4, 6, 3), False),
+    "transposed": (lambda: torch.nn.ConvTranspose2d(4, 6, 3), False),
+    "another class": (lambda: type("Mine", (torch.nn.Conv2d,), {})(4, 6, 3), False),
+}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """As if cuDNN's engine were there."""
+    for module in (convolution, convolution_layer):
+        monkeypatch.setattr(module, "why_not_engine", lambda: "")
+
+
+def given(conv: torch.nn.Module, dtype=torch.bfloat16) -> torch.Tensor:
+    x = torch.randn(2, 4, *[9] * (conv.weight.dim() - 2)).to(dtype)
+    return x.contiguous(memory_format=convolution.FORMATS[x.dim()]) if x.dim() in convolution.FORMATS else x
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind, engine):
+    make, is_replaced = KINDS[kind]
+    conv = make().bfloat16()
+    x = given(conv)
+    want = conv(x)
+    report = fuse(conv)
+    assert bool(report.replaced) == ("forward" in vars(conv)) == is_replaced
+    assert torch.equal(conv(x), want)  # the CPU has no engine
+    conv(x).float().sum().backward()
+    assert conv.weight.grad is not None
+    assert [*unfuse(conv)] == ([""] if is_replaced else []) and "forward" not in vars(conv)
+
+
+def test_nothing_is_replaced_without_the_engine(monkeypatch):
+    monkeypatch.setenv("GRAPHFUSE_CUDNN", "off")
+    assert convolution.why_not_engine() == "GRAPHFUSE_CUDNN is off"
+    conv = torch.nn.Conv2d(4, 6, 3)
+    assert not fuse(conv).entries
+
+
+def test_copies_and_wrong_calls(engine):
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.ReLU())
+    fuse(model)
+    x = given(model[0], torch.float32)
+    twin, stored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(x), model(x)) and torch.equal(stored(x), model(x))
+    assert twin[0].forward.__self__ is twin[0]
+    with pytest.raises(RuntimeError, match="channels"):
+        model(x[:, :3])
+    with pytest.raises(TypeError):
+        model[0](None)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
