@@ -15,8 +15,8 @@ COMMAND = "python tests/autoencoder_table.py"
 BEGIN, END = "<!-- autoencoders -->\n", "<!-- /autoencoders -->\n"
 HEAD = "| class | norms | of these with SiLU | left |\n|---|---|--:|---|\n"
 
-_SUMS = ("the returned sum", "residual sums")
-"""How reasons begin of sums before norms, which residual blocks and what is around them have."""
+_OMITTED = ("the returned sum", "residual sums", "its layout")
+"""How reasons begin that are not about norms: of sums before them, and of layouts that only 16 bits have."""
 _LEFT = "convolutions with their padding, upsampling"
 
 
@@ -28,7 +28,7 @@ def row(of: str, vae: torch.nn.Module, report: FuseReport) -> str:
     within = Counter(e.kind for e in report.replaced if e.became.startswith("frames (norm"))
     norms += [f"those of {count} `{kind}`, as WAN's" for kind, count in within.items()]
     left = [] if whole else [_LEFT]
-    left += dict.fromkeys(f"{e.kind}: {e.why}" for e in report.left if not e.why.startswith(_SUMS))
+    left += dict.fromkeys(f"{e.kind}: {e.why}" for e in report.left if not e.why.startswith(_OMITTED))
     pairs = "all" if whole else str(sum(_pairs(vae, e) for e in report.replaced))
     cells = f"`{of}`", "; ".join(norms) or "none", pairs, "; ".join(left) or "-"
     return f"| {' | '.join(cells)} |\n"

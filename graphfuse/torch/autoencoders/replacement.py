@@ -40,7 +40,7 @@ def replace(name: str, module: torch.nn.Module, before_own: Callable[[torch.nn.M
     if why := fault.of_module(module, role):
         return Entry(name, cls.__name__, why=why)
     function = _forward(role, cls, before_own)
-    function.__dict__[_CHANGED_WEIGHTS] = tuple(_lay_out_weights(module, role))
+    changes_weights(function, tuple(_lay_out_weights(module, role)))
     set_forward.set_on(module, function)
     return Entry(name, cls.__name__, _BECAME[role], _note(role))
 
@@ -55,6 +55,11 @@ def bypassed_norms(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Norms that the replacing forward of a known module computes itself."""
     role = roles.role(module)
     return [leaf for leaf in fault.leaves(module, role) if roles.role(leaf) == roles.NORM]
+
+
+def changes_weights(function: FunctionType, names: tuple[str, ...]) -> None:
+    """Declares the weights whose layout a module had changed when this function became its forward."""
+    function.__dict__[_CHANGED_WEIGHTS] = names
 
 
 def restore_weights(module: torch.nn.Module) -> None:

@@ -1,5 +1,4 @@
-"""Recognition of video autoencoder classes by their source, because their forwards keep frames in lists and have
-branches.
+"""Recognition of autoencoder classes by their source, because their forwards keep frames in lists and have branches.
 
 A class is known if the syntax tree of its forward, without annotations and docstrings, is in a table. Its name does not
 matter. A version of diffusers with another forward keeps its own.
@@ -27,6 +26,7 @@ RESIDUAL_UP = "residual upsampling block"
 RESIDUAL_DOWN = "residual downsampling block"
 ENCODER = "encoder"
 DECODER = "decoder"
+IMAGES = "encoder or decoder of images"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -55,8 +55,12 @@ _ROLES = {
     "04ba78038458710f": DECODER,
     "5c6fe2f4721cccf5": DECODER,  # before 0.35
     "eeab46ddbeb13e54": DECODER,  # Qwen-Image
+    "d4c19856858d3843": IMAGES,  # encoder
+    "091a8eba0cd82488": IMAGES,  # decoder
+    "adec460d49ce43cd": IMAGES,  # decoder, before 0.38
 }
-"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42."""
+"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, and the encoder
+and decoder that AutoencoderKL and others have."""
 
 
 def role(module: torch.nn.Module) -> str:

@@ -15,7 +15,15 @@ from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
 from graphfuse.torch.autoencoders import replacement as autoencoders
-from graphfuse.torch.whole_models import convolution_layer, forward, group_norm, layer, pairs, tensor_parallel
+from graphfuse.torch.whole_models import (
+    convolution_layer,
+    forward,
+    group_norm,
+    image_layout,
+    layer,
+    pairs,
+    tensor_parallel,
+)
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")
@@ -74,8 +82,9 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        if (entry := group_norm.replace(name, module) or convolution_layer.replace(name, module)) is not None:
-            entries.append(entry)
+        for replace in (group_norm.replace, image_layout.replace, convolution_layer.replace):
+            if (entry := replace(name, module)) is not None:
+                entries.append(entry)
         entries += pairs.replace(name, module, own)
     return FuseReport(type(model).__name__, tuple(entries))
 

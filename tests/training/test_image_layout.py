@@ -1,0 +1,95 @@
+"""Image autoencoders of diffusers in 16 bits: weights channels-last, results where they were."""
+
+import copy
+
+import pytest
+import torch
+
+from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.whole_models import group_norm
+from support.video_autoencoders import distance, drawn
+
+diffusers = pytest.importorskip("diffusers", minversion="0.35")
+pytestmark = pytest.mark.torch
+
+LAST = torch.channels_last
+
+
+def small(dtype=torch.bfloat16, **more) -> torch.nn.Module:
+    torch.manual_seed(3)
+    sizes = {"block_out_channels": (32, 64), "layers_per_block": 1, "down_block_types": ("DownEncoderBlock2D",) * 2}
+    made = diffusers.AutoencoderKL(up_block_types=("UpDecoderBlock2D",) * 2, **sizes, **more)
+    return made.eval().to(dtype)
+
+
+def results(vae: torch.nn.Module) -> list[torch.Tensor]:
+    dtype = vae.dtype
+    with torch.no_grad():
+        return [vae.decode(drawn(2, 4, 8, 12).to(dtype)).sample, vae.encoder(drawn(2, 3, 16, 24, seed=2).to(dtype))]
+
+
+def weights(vae: torch.nn.Module) -> list[torch.Tensor]:
+    found = (m.weight for end in (vae.encoder, vae.decoder) for m in end.modules() if isinstance(m, torch.nn.Conv2d))
+    return [w for w in found if w[0, 0].numel() > 1]
+
+
+@pytest.mark.parametrize("least", [0, group_norm.LEAST])
+def test_results_are_where_they_were(least, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", least)
+    exact, vae = results(small(torch.float32)), small()
+    before, state = results(vae), {k: v.clone() for k, v in vae.state_dict().items()}
+    report = fuse(vae)
+    assert [e.name for e in report.replaced if e.became == "channels-last"] == ["encoder", "decoder"]
+    assert all(w.is_contiguous(memory_format=LAST) and not w.is_contiguous() for w in weights(vae))
+    for got, own, want in zip(results(vae), before, exact, strict=True):
+        assert got.is_contiguous() and got.dtype is own.dtype
+        assert distance(got.float(), want) <= 1.3 * distance(own.float(), want)
+    for name, value in vae.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    unfuse(vae)
+    assert all(w.is_contiguous() for w in weights(vae))
+    assert all(map(torch.equal, results(vae), before))
+
+
+def test_images_are_channels_last_between_convolutions():
+    vae, seen = small(), {}
+    fuse(vae)
+    for name, module in vae.decoder.named_modules():
+        if type(module) is torch.nn.Conv2d:
+            module.register_forward_hook(lambda m, x, y, name=name: seen.__setitem__(name, (m, x[0], y)))
+    results(vae)
+    assert len(seen) > 10
+    for name, (_, x, y) in seen.items():
+        assert y.is_contiguous(memory_format=LAST) != (name == "conv_out"), name
+        assert x.is_contiguous(memory_format=LAST) or name in ("conv_in", "mid_block.resnets.1.conv1"), name
+
+
+def test_float32_keeps_its_layout():
+    vae = small(torch.float32)
+    before = results(vae)
+    report = fuse(vae)
+    assert [(e.name, e.why) for e in report.left] == [
+        (name, "its layout: weights are not of 16 bits") for name in ("encoder", "decoder")
+    ]
+    assert all(w.is_contiguous() for w in weights(vae))
+    for got, want in zip(results(vae), before, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_training_and_fusing_again():
+    vae = small()
+    fuse(vae)
+    twin = copy.deepcopy(vae)
+    assert all(map(torch.equal, results(twin), results(vae)))
+    unfuse(twin)
+    assert all(w.is_contiguous() for w in weights(twin)) and not any(w.is_contiguous() for w in weights(vae))
+    assert str(fuse(vae)) == str(fuse(vae))
+    vae.decoder(drawn(1, 4, 8, 8).bfloat16()).float().sum().backward()
+    assert all(m.weight.grad is not None for m in vae.decoder.modules() if isinstance(m, torch.nn.Conv2d))
+
+
+def test_an_end_whose_last_convolution_is_another_class():
+    vae = small()
+    vae.decoder.conv_out.__class__ = type("Mine", (torch.nn.Conv2d,), {})
+    assert "decoder" not in [e.name for e in fuse(vae).entries if e.became == "channels-last"]
+    assert vae.decoder.conv_in.weight.is_contiguous()
