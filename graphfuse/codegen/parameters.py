@@ -79,10 +79,17 @@ class Pointer:
 
     @property
     def stride_parameter(self) -> str | None:
-        """Name of the parameter with the stride of columns, or of block scales, in bytes; None if they are contiguous
-        or in tiles."""
+        """Name of the parameter with the stride of columns, of block scales, or of an output's values of one per row,
+        in bytes; None if they are contiguous or in tiles."""
         scales = self.of_blocks and not self.view.swizzled and self.view.column_stride != 1
-        return f"{self.name}_apart" if scales or (self.across and self.view.columns) else None
+        return f"{self.name}_apart" if scales or self.has_rows_apart or (self.across and self.view.columns) else None
+
+    @property
+    def has_rows_apart(self) -> bool:
+        """True for an output of one value per row that is not contiguous, if pieces lie across rows."""
+        if not self.across or self.store is None or self.store.amax:
+            return False
+        return self.view.rows and not self.view.columns and self.view.row_strides[-1] != 1
 
     def scale_stride(self, of: str = "") -> str:
         """Stride of block scales in bytes, in C++. of: prefix of the parameter's name."""
@@ -105,9 +112,8 @@ class Pointer:
             stride = self.view.row_strides[axis]
             yield self._distance(name, stride * self.view.dtype.bits // 8)
         if self.stride_parameter:
-            yield Parameter(
-                "gf::i64", self.stride_parameter, Constant("int64", self.view.dtype.nbytes(self.view.column_stride))
-            )
+            apart = self.view.row_strides[-1] if self.has_rows_apart else self.view.column_stride
+            yield Parameter("gf::i64", self.stride_parameter, Constant("int64", self.view.dtype.nbytes(apart)))
 
     def _distance(self, name: str, value: int) -> Parameter:
         """The parameter of a stride or an extent. A 32-bit one needs one multiplication, a 64-bit one three."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from graphfuse.codegen import pieces
 from graphfuse.codegen.copies import Copies
 from graphfuse.codegen.expressions import expression, literal, rounded
+from graphfuse.codegen.parameters import Pointer
 from graphfuse.codegen.phase_plan import PhasePlan
 from graphfuse.rows.program import RowProgram, Store
 from graphfuse.rows.steps import Chain, Join, Load, Number, Operand, Pick, Reduce, Scalar
@@ -94,6 +95,8 @@ def _read(plan: PhasePlan, copies: Copies, i: int) -> Iterator[str]:
 
 def _stored(plan: PhasePlan, number: int, store: Store) -> str:
     ctype, value = store.view.dtype.facts.ctype, f"v{store.value.index}"
+    if plan.across and (apart := Pointer(f"o{number}", store.view, store, across=True).stride_parameter):
+        return f"gf::store_apart<{ctype}>(row.o{number}, row.{apart}, {value})"
     if plan.across:
         return (
             f"gf::store_piece<{plan.width(store.view)}, ROW_WRITES>(row.o{number}, 0, gf::pack<{ctype}>({value}), true)"

@@ -360,13 +360,32 @@ def test_columns_that_reach_into_each_other_are_refused():
     assert str(ENGINE.why_not(found, DEVICE)) == "output 'out' has a stride of 7; accepted: at least 8"
 
 
-def test_a_value_of_each_row_lies_as_rows_do():
+@pytest.mark.emulate
+@pytest.mark.parametrize("dtype", [FLOAT, BF16], ids=str)
+@pytest.mark.parametrize("stride", [[16, 16, 2], [1, 2, 2], [80, 80, 10]], ids=str)
+def test_a_written_value_of_each_row_lies_anywhere(stride, dtype):
     g = graphs.new(device="emulator")
-    x = g.tensor([2, 24, 8], name="x")
-    y, inverse = g.rmsnorm(x, g.tensor([1, 24, 1]), EPS, norm_forward_phase=TRAINING)
-    y.set_output().set_name("y")
-    inverse.set_output().set_name("inverse").set_dim([2, 1, 8]).set_stride([16, 16, 2])
-    assert "output 'inverse' has stride 2 between neighbouring rows; accepted: 1" in refused(g)
+    x = g.tensor([2, 24, 8], data_type=BF16, name="x")
+    mean = g.reduction(x, mode=reduction_mode.AVG).set_dim([2, 1, 8])
+    mean.set_output().set_name("mean").set_data_type(dtype).set_stride(stride)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([heur_mode.A])
+    g.build_plans()
+    given, memory = torch.randn(2, 24, 8).bfloat16(), torch.full((160,), 7.0, dtype=getattr(torch, dtype.facts.torch))
+    made = memory.as_strided((2, 1, 8), stride)
+    g.execute({"x": given, "mean": made}, graphs.workspace(g.get_workspace_size()))
+    assert "threads_across" in g.get_plan_name_at_index(0)
+    torch.testing.assert_close(made, given.float().mean(1, keepdim=True).to(made.dtype))
+    made.fill_(7)
+    assert (memory == 7).all()
+
+
+def test_a_read_value_of_each_row_lies_as_rows_do():
+    g = graphs.new(device="emulator")
+    x, factor = g.tensor([2, 24, 8], name="x"), g.tensor([2, 1, 8], [16, 16, 2], name="factor")
+    g.mul(g.rmsnorm(x, g.tensor([1, 24, 1]), EPS, norm_forward_phase=INFERENCE)[0], factor).set_output().set_name("y")
+    assert "input 'factor' has stride 2 between neighbouring rows; accepted: 1" in refused(g)
 
 
 @pytest.mark.emulate

@@ -18,6 +18,15 @@ GF_DEVICE void spread(const Bytes<BYTES>& bits, float (&values)[COUNT]) {
   }
 }
 
+/// Stores one value of each row, `apart` bytes from one row to the next. first: the address of the first row's.
+template <class T, int COUNT>
+GF_DEVICE void store_apart(void* first, i64 apart, const float (&values)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    store_pack<sizeof(T)>(offset(first, i * apart), {{encode<T>(values[i])}});
+  }
+}
+
 /// Shared memory of a CTA, for partial results of ROWS rows from GROUPS groups of threads.
 template <int GROUPS, int ROWS>
 struct alignas(16) GroupParts {
