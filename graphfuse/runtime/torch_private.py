@@ -325,9 +325,19 @@ def is_plain(value: object) -> bool:
         return False
     if not isinstance(value, tensor):
         return True
-    wrapped = _find("_C._functorch.is_legacy_batchedtensor"), _find("_is_functional_tensor")
-    elsewhere = value.is_meta or value.is_neg() or value.is_conj() or value._is_zerotensor()
-    return not elsewhere and not any(of is not None and of(value) for of in wrapped)
+    if value.is_meta or value.is_neg() or value.is_conj() or value._is_zerotensor():
+        return False
+    for is_wrapper in _wrappers():
+        if is_wrapper(value):
+            return False
+    return True
+
+
+@functools.cache
+def _wrappers() -> tuple[Check, ...]:
+    """Functions that return True for tensors that wrap others, but are of no class of their own."""
+    found = _find("_C._functorch.is_legacy_batchedtensor"), _find("_is_functional_tensor")
+    return tuple(of for of in found if of is not None)
 
 
 def batches_of_gradients() -> tuple[Callable[[object], object], Callable[[object], object]] | None:
