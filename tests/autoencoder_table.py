@@ -39,7 +39,7 @@ def _is_leaf(vae: torch.nn.Module, entry: Entry) -> bool:
 
 
 def _kernels(kind: str) -> str:
-    return "two kernels each" if kind == "GroupNorm" else "one kernel each"
+    return "three kernels each" if kind == "GroupNorm" else "one kernel each"
 
 
 def _pairs(vae: torch.nn.Module, entry: Entry) -> int:

@@ -1,56 +1,159 @@
-"""Group norm, alone or followed by SiLU, in two kernels that use the whole device even for few groups.
+"""Group norm, alone or followed by SiLU, in three kernels that use the whole device even for few groups.
 
-The first computes moments of pieces of each channel. The second multiplies x by a factor and adds a summand per
-channel, then applies SiLU. Between them, torch operations combine the few moments of each group. No data is rearranged:
-channels may be last in memory, or the spatial dimensions.
+The first computes moments of pieces of each channel. The second combines the moments of each group to a factor and a
+summand per channel. The third multiplies x by the factor and adds the summand, then applies SiLU. Each row of the
+second is a channel, which reads the moments of its whole group. If that were too much to read, another kernel combines
+the moments of each channel before. No data is rearranged: channels may be last in memory, or the spatial dimensions.
+
+The host needs longer for a call than the device, except for large tensors. So everything that follows from x's layout
+is computed once, and tensors are viewed by ``as_strided``, which is one call of torch for any view.
 """
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from graphfuse.contract.row_counts import joined
 from graphfuse.functional.tensor_parameter import FLOATS
+from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.operators.channel_kernels import scaled_channels, scaled_channels_silu
-from graphfuse.torch.operators.channel_moments import in_pieces, moments
+from graphfuse.torch.operators.channel_kernels import (
+    LONGEST,
+    channel_factors,
+    joined_moments,
+    row_moments,
+    scaled_channels,
+    scaled_channels_silu,
+)
+from graphfuse.torch.operators.channel_moments import piece
 
 LEAST = 1 << 23
-"""Smallest number of elements for which the kernels run. For half as many, torch's own is faster on an H100: the host's
-time for the operations between the kernels exceeds the whole of it."""
+"""Smallest number of elements for which the kernels run. For smaller ones, torch's own was faster on an H100."""
 BECAME = "group_norm"
+_FEWEST = 1 << 10
+"""Length of a row of moments that is read, at least. Other lengths are powers of two, so that few kernels serve all
+resolutions."""
+_MOST_READ = 1 << 22
+"""Most moments that are read by the rows of all channels together, of 8 bytes each. Reading more takes longer than
+another kernel."""
+_ALIGNED = 4
+"""Multiple of elements at which variances begin, for the widest accesses."""
 _observed = torch_private.needs_dispatcher()
+
+View = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides, the arguments of ``as_strided``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """Views of a tensor (samples, channels, ...) and of the memory of its moments.
+
+    pieces: of x, for its moments.
+    whole: of x, for its norm; None if that is `pieces`.
+    made: in x's shape, of the norm, which is contiguous in the shape of `whole`.
+    memory: elements of the memory of moments, which has all means, then all variances, then what is read behind the
+    last row.
+    second: element at which the variances begin.
+    moments: of the means as they are written, and of the variances.
+    rows: of both as they are read.
+    length: moments of a row; the numbers behind them are not used.
+    channels: of the moments of whole channels, as they are read, if those of pieces are combined to them first.
+    of_group: channels of a group.
+    """
+
+    pieces: View
+    whole: View | None
+    made: View
+    memory: int
+    second: int
+    moments: View
+    rows: View
+    length: float
+    channels: View | None
+    of_group: float
+
+
+@functools.lru_cache(maxsize=1024)
+def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> _Views | None:
+    """The views of a tensor; None if its places are not equally far apart in memory, or do not form pieces."""
+    (n, c, *extents), (of_sample, of_channel, *_) = shape, strides
+    step, size = joined(extents, strides[2:], len(extents)), piece(extents)
+    if not n or not size or step is None or step != 1 and of_channel != 1:
+        return None
+    places, of_group = math.prod(extents), c // groups
+    count = places // size
+    half = n * c * count
+    if half * of_group <= _MOST_READ:
+        channels, length = None, of_group * count
+        rows = (n, groups, of_group, _read(length)), (c * count, length, 0, 1)
+    else:
+        channels, length = ((n, groups, of_group, of_group), (c, of_group, 0, 1)), count
+        rows = (n, c, _read(length)), (c * count, count, 1)
+    if length > LONGEST:
+        return None
+    if step == 1:
+        pieces, whole = ((n, c, count, size), (of_sample, of_channel, size, 1)), None
+        made = tuple(shape), packed_stride(shape)
+        moments = (n, c, count, 1), (c * count, count, 1, 1)
+    else:
+        pieces = (n, count, c, size), (of_sample, size * step, 1, step)
+        whole = (n, places, c), (of_sample, step, 1)
+        made = tuple(shape), (c * places, 1, *(c * stride for stride in packed_stride(extents)))
+        moments = (n, count, c, 1), (c * count, 1, count, 1)
+    second = -(-half // _ALIGNED) * _ALIGNED
+    memory = second + half + _read(length)
+    return _Views(pieces, whole, made, memory, second, moments, rows, float(length), channels, float(of_group))
+
+
+def _read(length: int) -> int:
+    """Length of a row that is read for the first `length` numbers."""
+    return max(_FEWEST, 1 << (length - 1).bit_length())
 
 
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
-    if is_dynamo_compiling() or _observed() or not _is_supported(x, norm):
+    if is_dynamo_compiling() or _observed():
         return None
-    if (found := in_pieces(x)) is None:
+    weight, bias = norm.weight, norm.bias  # read once, as modules look parameters up in Python
+    if not _is_supported(x, norm.num_channels, weight, bias):
         return None
-    pieces, last = found
-    weight, bias, (n, c, *extents) = norm.weight, norm.bias, x.shape
-    by_group = norm.num_groups, c // norm.num_groups
-    means, variances = (t.unflatten(1, by_group) for t in moments(pieces, last, norm.eps))
-    spread, mean = torch.var_mean(means, (2, 3), correction=0)
-    inverse = variances.mean((2, 3)).add_(spread).rsqrt_()
-    scale = inverse[:, :, None] * weight.view(by_group)
-    shift = torch.addcmul(bias.view(by_group), mean[:, :, None], scale, value=-1)
-    full, of_channel = (pieces.permute(0, 2, 3, 1).flatten(1, 2), (n, 1, c)) if last else (pieces, (n, c, 1, 1))
-    made = (scaled_channels_silu if silu else scaled_channels)(full, scale.view(of_channel), shift.view(of_channel))
-    return made.view(n, *extents, c).movedim(-1, 1) if last else made.view(x.shape)
+    if (views := _views(x.shape, x.stride(), norm.num_groups)) is None:
+        return None
+    memory = torch.empty(views.memory, dtype=torch.float32, device=x.device)
+    pieces, second = x.as_strided(*views.pieces), views.second
+    row_moments(pieces, norm.eps, memory.as_strided(*views.moments), memory.as_strided(*views.moments, second))
+    means, variances = memory.as_strided(*views.rows), memory.as_strided(*views.rows, second)
+    length = views.length
+    if views.channels is not None:
+        mean, variance = joined_moments(means, variances, length)
+        means, variances, length = (
+            mean.as_strided(*views.channels),
+            variance.as_strided(*views.channels),
+            views.of_group,
+        )
+    scale, shift = channel_factors(means, variances, weight, bias, length)
+    whole = pieces if views.whole is None else x.as_strided(*views.whole)
+    made = (scaled_channels_silu if silu else scaled_channels)(whole, scale, shift)
+    return made.as_strided(*views.made)
 
 
-def _is_supported(x: object, norm: torch.nn.GroupNorm) -> bool:
-    if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != norm.num_channels:
+def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != channels:
         return False
-    if x.dtype not in FLOATS or x.device.type not in set_forward.RUN_ON or torch.is_autocast_enabled(x.device.type):
+    dtype, device = x.dtype, x.device
+    if dtype not in FLOATS or device.type not in set_forward.RUN_ON or torch.is_autocast_enabled(device.type):
         return False
     has_gradients = torch.is_grad_enabled()
-    for t in (x, norm.weight, norm.bias):
-        if t is None or t.dtype is not x.dtype or t.device != x.device or t.requires_grad and has_gradients:
+    for t in (x, weight, bias):
+        if t is None or t.dtype is not dtype or t.device != device or t.requires_grad and has_gradients:
             return False
         if not torch_private.is_plain(t):
             return False

@@ -39,11 +39,11 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     modules themselves: parameters, state dict, hooks, classes, types and devices stay. Calls that an operator would
     compute differently (other types, autocast) run the module's own forward, and norms with hooks are called as before.
     Fusing again finds the same. ``unfuse`` restores everything. Attention with sinks is replaced in the same way if a
-    module calls its file's eager attention. ``torch.nn.GroupNorm``, alone or followed by SiLU, becomes two kernels for
-    inference with large tensors. Convolutions with bias run on cuDNN's engine if that is there, for inference in 16
-    bits with channels-last inputs. Modules of WAN's VAE are recognized by their source. They compute in channels-last,
-    and the strides of their weights are changed for that. Linear layers of ``RowwiseParallel`` defer their sum over
-    ranks, without gradients, until the norm that reads it.
+    module calls its file's eager attention. ``torch.nn.GroupNorm``, alone or followed by SiLU, becomes three kernels
+    for inference with large tensors. Convolutions with bias run on cuDNN's engine if that is there, for inference in
+    16 bits with channels-last inputs. Modules of WAN's VAE are recognized by their source. They compute in
+    channels-last, and the strides of their weights are changed for that, as those of image autoencoders. Linear layers
+    of ``RowwiseParallel`` defer their sum over ranks, without gradients, until the norm that reads it.
 
     Outputs differ only by the order of sums over a row, and by attention, which is rounded once. Gradients are computed
     in float32 and rounded once.
