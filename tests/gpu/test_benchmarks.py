@@ -52,8 +52,8 @@ def test_the_other_benches_measure_who_is_there(name, tmp_path):
     kernels = {peer: measured[peer]["note"].count("rows[") for peer in ours}
     assert kernels == {peer: 2 if name == "qk-norm" and peer != "graphfuse_one_kernel" else 1 for peer in ours}
     for peer, entry in measured.items():
-        linked = entry["dependent_launch"]
-        assert linked in (None, peer.endswith("_dependent")), (peer, entry)
+        linked = entry["dependent_launch"]  # the second kernel of a plan begins early in any case
+        assert linked in (None, peer.endswith("_dependent") or kernels.get(peer) == 2), (peer, entry)
     # Nobody who is there is wrong.
     assert not [entry for entry in case["peers"].values() if "error" in entry], case["peers"]
 
