@@ -22,6 +22,7 @@ from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
+from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
 from graphfuse.runtime.fastcall import Start
 from graphfuse.runtime.handle import create_handle
@@ -102,11 +103,12 @@ class _Planned:
         made = torch.empty_strided(*self.like, dtype=x.dtype, device=x.device)
         space = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
         tensors = (x, weight, made) if bias is None else (x, weight, made, bias)
-        stream = torch.cuda.current_stream(x.device).cuda_stream
-        self.start(stream, space.data_ptr(), 0, *(tensors[place].data_ptr() for place in self.order))
+        stream = _raw_stream(x.device.index)
+        self.start(stream, space.data_ptr(), 0, *[tensors[place].data_ptr() for place in self.order])
         return made
 
 
+_raw_stream = torch_private.raw_stream()
 _plans: dict[tuple[object, ...], _Planned | None] = {}
 """By layouts; None where torch's kernels run."""
 
