@@ -10,7 +10,7 @@ from graphfuse.base.errors import VariantPackError
 from graphfuse.functional.graph_builder import GraphBuilder
 from graphfuse.functional.tensor_parameter import TensorParameter
 
-NUMBERS = frozenset({"eps", "length", "share"})
+NUMBERS = frozenset({"eps", "parts", "share"})
 """Scalar parameters passed by value: calls that differ only in them share a problem."""
 
 

@@ -38,11 +38,11 @@ def _draw_moments(d: GraphBuilder) -> None:
 
 def _joined(d: GraphBuilder) -> tuple[Tensor, Tensor]:
     """Mean and variance of what each row has the means and variances of, in equal parts."""
-    graph, means, length = d.graph, d["means"], d.number("length")
-    is_number = graph.cmp_lt(graph.gen_index(means, axis=-1), length)
+    graph, means, parts = d.graph, d["means"], d.number("parts")
+    is_number = graph.cmp_lt(graph.gen_index(means, axis=-1), parts)
 
     def average(values: Tensor) -> Tensor:
-        return graph.div(d.by_rows(graph.binary_select(values, 0.0, is_number)), length)
+        return graph.div(d.by_rows(graph.binary_select(values, 0.0, is_number)), parts)
 
     mean = average(means)
     centred = graph.sub(means, mean)
@@ -129,7 +129,7 @@ def row_moments(
 def joined_moments(
     means: torch.Tensor,
     variances: torch.Tensor,
-    length: float,
+    parts: float,
     mean: torch.Tensor | None = None,
     variance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,7 +137,7 @@ def joined_moments(
     mean of the squared distances of the means.
 
     means, variances: float32, (..., numbers), any strides: of the parts of one whole in each row. Only the first
-    `length` numbers of a row are used, so that a kernel serves several lengths, up to LONGEST; the others may have any
+    `parts` numbers of a row are used, so that a kernel serves several lengths, up to LONGEST; the others may have any
     value. mean, variance: float32, (..., 1). Errors as in ``rmsnorm``.
     """
 
@@ -148,7 +148,7 @@ def channel_factors(
     variances: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
-    length: float,
+    parts: float,
     scale: torch.Tensor | None = None,
     shift: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,7 +156,7 @@ def channel_factors(
     bias - mean of the group * scale.
 
     means, variances: as in ``joined_moments``, (samples..., groups, channels of a group, numbers): in each row, those
-    of all parts of the group. The rows of all channels of a group may be the same memory. length: as there. weight,
+    of all parts of the group. The rows of all channels of a group may be the same memory. parts: as there. weight,
     bias: (channels,), bfloat16, float16 or float32. scale, shift: float32, (samples..., channels). Errors as in
     ``rmsnorm``.
     """
