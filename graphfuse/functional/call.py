@@ -87,6 +87,17 @@ class AcceptedCall:
     def planned(self) -> PlannedProblem:
         return self.planning.planned()
 
+    @property
+    def strided(self) -> tuple[str, ...]:
+        """Parameters of the tensors that the call only reads and that are not contiguous."""
+        read = [a.name for a in self.variant.arguments if not a.written and self.given.get(a.name) is not None]
+        return tuple(name for name in read if name in self.tensors and not self.tensors[name].is_contiguous())
+
+    def packed(self) -> "AcceptedCall":
+        """The call with contiguous tensors, without values, in place of those that are not."""
+        new = {name: self.tensors[name].new_empty(self.tensors[name].shape) for name in self.strided}
+        return AcceptedCall.of(self.function, {**self.given, **new})
+
     def run(self) -> None:
         """Launch the plan, and increment the versions of written tensors. Raises VariantPackError before any launch if
         a written tensor overlaps another."""

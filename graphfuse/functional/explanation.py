@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from graphfuse.base.errors import GraphNotSupportedError, VariantPackTypeError
-from graphfuse.explain import Explanation, explained
+from graphfuse.explain import Explanation, explained, fallback
 from graphfuse.functional import operator, option, problem
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function
@@ -69,5 +69,13 @@ def _watch(found: list[Explanation]) -> AbstractContextManager[object]:
 def _planned(f: Function, given: dict[str, object]) -> Explanation:
     option.check({name: given[name] for name in f.options})
     call = AcceptedCall.of(f, given)
-    _, planner = call.split.planned(lambda layouts: problem.planned(f.name, call.variant, dict(layouts), call.device))
+    found = _explained(f.name, call)
+    if call.strided and fallback(found) is not None:
+        on_copies = _explained(f"{f.name} of contiguous copies of {', '.join(call.strided)}", call.packed())
+        return found if fallback(on_copies) is not None else on_copies
+    return found
+
+
+def _explained(name: str, call: AcceptedCall) -> Explanation:
+    _, planner = call.split.planned(lambda layouts: problem.planned(name, call.variant, dict(layouts), call.device))
     return explained(planner)

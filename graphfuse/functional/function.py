@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.functional import operator, option, sharding
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.functional.declaration import Function, Variant
+from graphfuse.functional.problem import warn_of_fallback
 from graphfuse.functional.tensor_parameter import complete
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
@@ -69,7 +70,7 @@ def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., objec
     names = {
         "compiling": is_dynamo_compiling,
         "declined": DECLINED,
-        "first": functools.partial(_first, f, dispatched, problems, {}),
+        "first": functools.partial(_first, f, dispatched, lambda *values: call(*values), problems, {}),
         "dispatched": dispatched,
         "run": dispatched,
         "problems": problems,
@@ -152,13 +153,14 @@ FastPath = Callable[..., object]
 def _first(
     f: Function,
     dispatched: Callable[..., object],
+    again: Callable[..., object],
     problems: dict[tuple, FastPath],
     forms: dict[tuple, tuple[FastPath, ...]],
     key: tuple | None,
     *values,
 ) -> object:
     """A call that the last fast path of its key declined. It runs another fast path, or is checked in full and gets its
-    own. forms: fast paths of a key, the most recent first."""
+    own. again: the function. forms: fast paths of a key, the most recent first."""
     known = forms.get(key, ()) if key in problems else ()
     for form in known:
         made = form(*values)
@@ -172,6 +174,14 @@ def _first(
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     call = AcceptedCall.of(f, given)
+    if (why := call.planned.problem.fallback) is not None:
+        if call.strided and call.packed().planned.problem.fallback is None:
+            fast = _on_copies([(f.parameters.index(name), _spread(given[name])) for name in call.strided], again)
+            if key is not None:
+                make_room(problems, _KEPT)
+                problems[key] = fast
+            return fast(*values)
+        warn_of_fallback(f.name, why)
     call.run()
     fast = call.fast() if key is not None else None
     if fast is not None:
@@ -184,6 +194,22 @@ def _first(
             fast = _by_shape(problems.get(key), values[0], fast)
         problems[key] = problems["last"] = fast
     return f.returned(call.tensors)
+
+
+def _on_copies(layouts: Sequence[tuple[int, tuple]], again: Callable[..., object]) -> FastPath:
+    """A fast path that calls the function with contiguous copies of tensors of these layouts, given by their places
+    among the parameters."""
+
+    def call(*values):
+        copies = list(values)
+        for place, spread in layouts:
+            t = values[place]
+            if not isinstance(t, torch.Tensor) or _spread(t) != spread:
+                return DECLINED
+            copies[place] = t.contiguous()
+        return again(*copies)
+
+    return call
 
 
 def _by_shape(known: object, first: torch.Tensor, fast: Callable[..., object]) -> Callable[..., object]:

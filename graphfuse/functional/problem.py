@@ -23,11 +23,13 @@ from graphfuse.runtime.handle import Handle, create_handle
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A built graph of a function. parameters: names of the function's parameters, by names of the graph's tensors."""
+    """A built graph of a function. parameters: names of the function's parameters, by names of the graph's tensors.
+    fallback: what the reference engine runs on a device that runs kernels, and why; None for nothing."""
 
     plan: Plan
     executable: Executable
     parameters: Mapping[str, str]
+    fallback: str | None
 
     @property
     def workspace_bytes(self) -> int:
@@ -46,8 +48,7 @@ def plan(name: str, variant: Variant, layouts: tuple[tuple[str, Layout], ...], d
     layouts."""
     builder, planner = planned(name, variant, dict(layouts), device)
     planner.build(build_plan_policy.HEURISTICS_CHOICE)
-    _warn_of_fallback(name, planner)
-    return Problem(planner.at(planner.selected()), planner.executable(), builder.pack)
+    return Problem(planner.at(planner.selected()), planner.executable(), builder.pack, _fallback(planner))
 
 
 def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: str) -> tuple[GraphBuilder, Planner]:
@@ -65,13 +66,16 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
     return builder, planner
 
 
-def _warn_of_fallback(name: str, planner: Planner) -> None:
-    """Warns, once per function, if the reference engine runs a call on a device that runs kernels."""
+def _fallback(planner: Planner) -> str | None:
     parts = planner.at(planner.selected()).parts
-    if name in warned or not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
-        return
-    why = fallback(explained(planner))
-    if why is not None:
+    if not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
+        return None
+    return fallback(explained(planner))
+
+
+def warn_of_fallback(name: str, why: str) -> None:
+    """Warns, once per function, that the reference engine runs a call on a device that runs kernels."""
+    if name not in warned:
         warned.add(name)
         warnings.warn(
             f"graphfuse: {name} runs on the reference engine, which is slow: {why}. "

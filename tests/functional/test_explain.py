@@ -67,8 +67,12 @@ def test_defaults_and_options(emulator):
 
 
 def test_reasons_are_those_of_the_call(emulator):
-    found = functional.explain(functional.rmsnorm, x(64, 128)[:, ::2], x(64))
+    spread = x(64, 128)[:, ::2]
+    found = functional.explain(functional.fused_add_rmsnorm, spread, x(64, 64), x(64))
     assert found.regions[0].engine == "reference" and "stride" in str(found)
+    found = functional.explain(functional.rmsnorm, spread, x(64))
+    assert found.graph == "rmsnorm of contiguous copies of input" and found.regions[0].engine == "rows"
+    assert "stride" not in str(found)
 
 
 def test_functions_of_torch(device):
@@ -112,12 +116,12 @@ def test_warns_once_of_the_reference_engine(emulator):
     spread = x(10, 128)[:, ::2]
     with pytest.warns(ReferenceEngineWarning) as said:
         for rows in (3, 5, 7):
-            functional.rmsnorm(spread[:rows], x(64))
+            functional.fused_add_rmsnorm(spread[:rows], x(rows, 64), x(64))
     (message,) = [str(w.message) for w in said]
-    assert message.startswith("graphfuse: rmsnorm runs on the reference engine, which is slow: rmsnorm.0 (")
+    assert message.startswith("graphfuse: fused_add_rmsnorm runs on the reference engine, which is slow: add.0, ")
     assert "stride" in message and "graphfuse.functional.explain(" in message
     with pytest.warns(ReferenceEngineWarning, match="rms_norm_training runs on the reference engine"):
-        gt.rms_norm(spread.detach().requires_grad_(), x(64))
+        gt.rms_norm(x().double().requires_grad_(), x(64).double())
 
 
 @pytest.mark.parametrize("rows", [0, 3])
