@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations, prune
 
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.whole_models import group_norm
@@ -93,3 +94,29 @@ def test_an_end_whose_last_convolution_is_another_class():
     vae.decoder.conv_out.__class__ = type("Mine", (torch.nn.Conv2d,), {})
     assert "decoder" not in [e.name for e in fuse(vae).entries if e.became == "channels-last"]
     assert vae.decoder.conv_in.weight.is_contiguous()
+
+
+def test_weights_that_are_not_parameters_are_left():
+    vae = small()
+    prune.random_unstructured(vae.decoder.conv_in, "weight", amount=0.3)
+    vae.encoder.conv_in.weight = None
+    fuse(vae)
+    assert vae.decoder.conv_in.weight.is_contiguous() and not vae.decoder.conv_out.weight.is_contiguous()
+    unfuse(vae)
+    assert vae.decoder.conv_out.weight.is_contiguous()
+
+
+def test_weights_that_are_moved_later_do_not_keep_others_from_being_restored():
+    vae = small()
+    fuse(vae)
+    parametrizations.weight_norm(vae.decoder.conv_in)
+    unfuse(vae)
+    assert vae.decoder.conv_out.weight.is_contiguous() and "forward" not in vars(vae.decoder.conv_in)
+
+
+def test_weights_stay_trainable_in_inference_mode():
+    vae = small()
+    for change in (fuse, unfuse):
+        with torch.inference_mode():
+            change(vae)
+        vae.decoder(drawn(1, 4, 8, 8).bfloat16()).float().sum().backward()

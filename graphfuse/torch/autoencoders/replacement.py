@@ -63,12 +63,18 @@ def changes_weights(function: FunctionType, names: tuple[str, ...]) -> None:
 
 
 def restore_weights(module: torch.nn.Module) -> None:
-    """Restores the layout of weights, before the forward is removed."""
+    """Restores the layout of weights, before the forward is removed. Pruning, for example, may have replaced some."""
     found = vars(module).get("forward")
     names = getattr(found.__func__, _CHANGED_WEIGHTS, ()) if isinstance(found, MethodType) else ()
+    weights = dict(module.named_parameters(remove_duplicate=False)) if names else {}
     for name in names:
-        weight = module.get_parameter(name)
-        weight.data = weight.data.contiguous()
+        if name in weights:
+            lay_out(weights[name], torch.contiguous_format)
+
+
+@torch.inference_mode(False)  # otherwise, weights would become tensors that cannot be trained
+def lay_out(weight: torch.Tensor, memory_format: torch.memory_format) -> None:
+    weight.data = weight.data.contiguous(memory_format=memory_format)
 
 
 def _lay_out_weights(module: torch.nn.Module, role: str) -> Iterator[str]:
@@ -77,7 +83,7 @@ def _lay_out_weights(module: torch.nn.Module, role: str) -> Iterator[str]:
     for leaf in fault.leaves(module, role):
         weight = getattr(leaf, "weight", None)
         if isinstance(leaf, torch.nn.Conv2d | torch.nn.Conv3d) and weight.is_contiguous() and weight[0, 0].numel() > 1:
-            weight.data = weight.data.contiguous(memory_format=_FORMATS[weight.dim()])
+            lay_out(weight, _FORMATS[weight.dim()])
             yield f"{names[leaf]}.weight"
 
 

@@ -39,13 +39,16 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
         return Entry(name, kind, why="its layout: weights are not of 16 bits")
     for conv in module.modules():
         if _is_free(conv):
-            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+            replacement.lay_out(conv.weight, torch.channels_last)
             set_forward.set_on(conv, last_forward if conv is module.conv_out else forward)
     return Entry(name, kind, "channels-last", _NOTE)
 
 
 def _is_free(conv: object) -> bool:
-    return type(conv) is torch.nn.Conv2d and set_forward.is_free(conv) and conv.weight.is_contiguous()
+    if type(conv) is not torch.nn.Conv2d or not set_forward.is_free(conv):
+        return False
+    weight = conv._parameters.get("weight")  # pruning, for example, has moved it, and makes one in each call
+    return type(weight) is torch.nn.Parameter and weight.is_contiguous()
 
 
 for _function in (forward, last_forward):
