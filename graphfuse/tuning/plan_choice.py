@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from graphfuse.base.errors import HomeNotFoundError
 from graphfuse.contract.engine import knobs_to_dict
 from graphfuse.planning.planner import UNPREPARED, Planner
 from graphfuse.runtime import timing
@@ -60,5 +62,6 @@ def build_fastest(
         knobs = (knobs_to_dict(planner.at(index).parts[0].knobs) for index in ranked)
         trials = tuple(Trial(k, TIMED, times[index]) for k, index in zip(knobs, ranked, strict=True))
         made = entry_of(part.engine, problem, trials, source(planner.device, "user"))
-        store.add(store.user_file(planner.device), [made])
+        with contextlib.suppress(HomeNotFoundError):  # without a home folder there is no user's file
+            store.add(store.user_file(planner.device), [made])
     return True

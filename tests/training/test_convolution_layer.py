@@ -1,5 +1,6 @@
 """Which convolutions `fuse` replaces where cuDNN's engine is, and that calls which it does not run stay torch's."""
 
+import contextlib
 import copy
 import pickle
 
@@ -72,3 +73,54 @@ def test_copies_and_wrong_calls(engine):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(x), model(x))
+
+
+@pytest.fixture
+def planned(engine, monkeypatch):
+    """Plans made since, in place of cuDNN's, as if tensors of the CPU were a GPU's."""
+    made = []
+    monkeypatch.setattr(convolution, "_plans", {})
+    monkeypatch.setattr(convolution, "_fastest", lambda *given: made.append(given) or len(made))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(made.append(device)))
+    return made
+
+
+def test_a_plan_is_for_one_layout_and_type(planned):
+    x, weight, many = given(torch.nn.Conv2d(4, 6, 3)), torch.randn(6, 4, 3, 3).bfloat16(), torch.randn(64).bfloat16()
+    of = lambda *tensors, stride=1: convolution._planned(*tensors, stride, 0, 1)  # noqa: E731
+    first = of(x, weight, many[:6])
+    assert planned == [x.device, (x, weight, planned[1][2], 1, 0, 1)] and of(x, weight, many[8:14]) == first
+    assert of(x, weight, many[:12:2]) not in (None, first)
+    assert of(x, weight, None) not in (None, first)
+    assert of(x, weight, many[:5]) is of(x, weight, many[:1]) is None  # torch raises an error
+    assert of(x, weight.float(), many[:6]) is of(x, weight, many[:6].float()) is None
+    assert of(x, weight, many[:6], stride=[1, 1]) is None
+
+
+@pytest.mark.parametrize("options", [{"stride": (2,)}, {"stride": 0}, {"dilation": 0}, {"padding": -1}])
+def test_options_that_torch_repeats_or_refuses(options, engine):
+    x, weight = given(torch.nn.Conv2d(4, 6, 3)), torch.randn(6, 4, 3, 3).bfloat16()
+    options = {"stride": 1, "padding": 0, "dilation": 1} | options
+    assert convolution._fastest(x, weight, None, *options.values()) is None
+
+
+@pytest.mark.parametrize("how", ["deterministic", "captured"])
+def test_torch_measures_nothing_when_the_choice_is_not_free(how, planned, monkeypatch):
+    class OnDevice(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(convolution, "why_not_engine", lambda: "it is not there")
+    monkeypatch.setattr(convolution, "_LARGE", 0)
+    x, weight = given(torch.nn.Conv2d(4, 6, 3)).as_subclass(OnDevice), torch.randn(6, 4, 3, 3).bfloat16()
+    measured, own = [], convolution.measured_plans
+    monkeypatch.setattr(convolution, "measured_plans", lambda: measured.append(1) or own())
+    convolution.convolution(x, weight)
+    assert measured
+    measured.clear()
+    if how == "captured":
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    else:
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    convolution.convolution(x, weight)
+    assert not measured

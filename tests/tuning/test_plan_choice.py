@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from graphfuse import heur_mode
+from graphfuse.base.errors import HomeNotFoundError
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime.timing import Time
+from graphfuse.tuned_tables import store
 from graphfuse.tuning.plan_choice import build_fastest
 from support.graphs import Norm
 
@@ -48,3 +50,13 @@ def test_an_engine_without_plans(tuning):
     planner = planned()
     assert not build_fastest(planner, "cudnn", CASE.inputs() | CASE.outputs(), lambda *_: pytest.fail("timed"))
     assert planner.chosen is None and not [*tuning.glob("*.json")]
+
+
+def test_without_a_home_folder_nothing_is_kept(tuning, monkeypatch):
+    def missing(device):
+        raise HomeNotFoundError("no home")
+
+    monkeypatch.setattr(store, "user_file", missing)
+    planner = planned()
+    assert build_fastest(planner, "rows", CASE.inputs() | CASE.outputs(), lambda *_: Time(1.0, 1.0, 1.0))
+    assert planner.chosen is not None and not [*tuning.glob("*.json")]

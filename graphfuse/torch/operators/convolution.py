@@ -7,6 +7,7 @@ at the first call of a shape, and the fastest is kept with the user's tuned knob
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,10 +58,12 @@ def convolution(
     """conv2d or conv3d of images or frames, [n, channels, (frames,) height, width], in one group, without gradients.
 
     It runs on cuDNN's engine if that is there and x is channels-last in memory. The result is channels-last, too."""
-    if x.is_cuda and (found := _planned(x, weight, bias, stride, padding, dilation)) is not None:
+    is_free = x.is_cuda and not _is_pinned()
+    if is_free and (found := _planned(x, weight, bias, stride, padding, dilation)) is not None:
         return found(x, weight, bias)
     convolved = functional.conv2d if x.dim() == 4 else functional.conv3d
-    if x.is_cuda and 2.0 * x.numel() / x.shape[1] * weight.numel() >= _LARGE:
+    is_large = is_free and 2.0 * x.numel() / x.shape[1] * weight.numel() >= _LARGE
+    if is_large and not torch.cuda.is_current_stream_capturing():
         with measured_plans():
             return convolved(x, weight, bias, stride, padding, dilation)
     return convolved(x, weight, bias, stride, padding, dilation)
@@ -111,24 +114,32 @@ class _Planned:
 _raw_stream = torch_private.raw_stream()
 _plans: dict[tuple[object, ...], _Planned | None] = {}
 """By layouts; None where torch's kernels run."""
+_planning = threading.Lock()
+"""Held by the thread that times plans, which synchronizes the device: that breaks another thread's capture."""
 
 
 def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> _Planned | None:
     """The plan for a call. None if torch's kernels are to run: for other types and layouts, without the engine, and for
     the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
     addresses = x.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
-    if addresses % _ALIGNED or _is_pinned():
+    if addresses % _ALIGNED:
         return None
-    key = (*x.shape, *x.stride(), *weight.shape, *weight.stride(), bias is None, *options, x.dtype, x.device)
+    key = (*x.shape, *x.stride(), *weight.shape, *weight.stride(), *options, x.dtype, weight.dtype, x.device)
+    if bias is not None:
+        key += (*bias.shape, *bias.stride(), bias.dtype)
     try:
         return _plans[key]
     except KeyError:
         pass
+    except TypeError:  # options in a list
+        return None
     found = None
     if _is_supported(x, weight, bias):
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        found = _fastest(x, weight, bias, *options)
+        with torch.cuda.device(x.device):  # whose streams the plans are timed on
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            with _planning:
+                found = _plans.get(key) or _fastest(x, weight, bias, *options)
     make_room(_plans, _KEPT)
     _plans[key] = found
     return found
@@ -144,6 +155,8 @@ def _is_supported(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     if x.dtype not in TYPES or x.numel() == 0 or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
         return False
     others = [weight] if bias is None else [weight, bias]
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return False
     return not why_not_engine() and all(t.dtype is x.dtype and t.device == x.device for t in others)
 
 
@@ -158,6 +171,8 @@ def _fastest(
     """The fastest plan for these tensors; None if cuDNN has none, or torch raises an error for them."""
     spatial = x.dim() - 2
     steps, pads, dilations = ([n] * spatial if isinstance(n, int) else [*n] for n in (stride, padding, dilation))
+    if {len(steps), len(pads), len(dilations)} != {spatial} or min(*steps, *dilations) < 1 or min(pads) < 0:
+        return None
     reach = [
         n + 2 * pad - d * (k - 1) - 1
         for n, pad, d, k in zip(x.shape[2:], pads, dilations, weight.shape[2:], strict=True)

@@ -18,13 +18,17 @@ _observed = torch_private.needs_dispatcher()
 
 def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's
     """Forward that replaces the class's own."""
-    if is_dynamo_compiling() or _observed() or not _is_supported(input, self):
+    if is_dynamo_compiling() or _observed():
         return type(self).forward(self, input)
-    return convolution(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+    weight, bias = self.weight, self.bias  # read once, as modules look parameters up in Python
+    if not _is_supported(input, self, weight, bias):
+        return type(self).forward(self, input)
+    return convolution(input, weight, bias, self.stride, self.padding, self.dilation)
 
 
-def _is_supported(x: object, conv: torch.nn.Conv2d | torch.nn.Conv3d) -> bool:
-    weight, bias = conv.weight, conv.bias
+def _is_supported(
+    x: object, conv: torch.nn.Conv2d | torch.nn.Conv3d, weight: torch.Tensor, bias: torch.Tensor | None
+) -> bool:
     if not isinstance(x, torch.Tensor) or not x.is_cuda or x.dtype not in TYPES or x.dim() != weight.dim():
         return False
     if x.shape[1] != conv.in_channels or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
