@@ -65,7 +65,8 @@ def capture(
     torch.cuda.synchronize()
     count = max(len(calls), least_calls)
     graph = torch.cuda.CUDAGraph(keep_graph=True)  # for its edges
-    with torch.cuda.graph(graph, stream=stream):
+    # By default, calls of other threads that allocate or synchronize would fail, such as those of a loader of data.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for i in range(count):
             calls[i % len(calls)]()
     graph.instantiate()
