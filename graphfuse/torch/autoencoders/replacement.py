@@ -13,10 +13,9 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import fault, roles, wan
 from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
-from graphfuse.torch.operators.convolution import why_not_engine
+from graphfuse.torch.operators.convolution import FORMATS, why_not_engine
 
 _CHANGED_WEIGHTS = "_graphfuse_changed_weights"
-_FORMATS = {5: torch.channels_last_3d, 4: torch.channels_last}
 
 _ENDS = (
     "the first convolution copies its input into channels-last, and the result is copied out of it, as callers have "
@@ -83,7 +82,7 @@ def _lay_out_weights(module: torch.nn.Module, role: str) -> Iterator[str]:
     for leaf in fault.leaves(module, role):
         weight = getattr(leaf, "weight", None)
         if isinstance(leaf, torch.nn.Conv2d | torch.nn.Conv3d) and weight.is_contiguous() and weight[0, 0].numel() > 1:
-            lay_out(weight, _FORMATS[weight.dim()])
+            lay_out(weight, FORMATS[weight.dim()])
             yield f"{names[leaf]}.weight"
 
 
