@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import itertools
-import operator
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +43,11 @@ UNPREPARED = (GraphNotSupportedError, KernelCompileError)
 """Errors of ``Engine.prepare`` after which a plan is skipped, as it cannot be prepared here."""
 
 _DEPENDENT_LAUNCH_SM = 90
+
+_OVERLAPPING = frozenset({90})
+"""Compute capabilities on which kernels of one plan overlap: those where it was measured."""
+_CAPTURES_OVERLAP = 12030
+"""First version of CUDA whose driver captures dependent launches into CUDA graphs as such."""
 
 
 class Planner:
@@ -312,12 +316,13 @@ class Planner:
     def _executable(self, p: Plan, prepared: Sequence[Prepared]) -> Executable:
         """The executable of a plan. prepared: the work of its parts."""
 
-        waits = [self._has_dependent_launch and work.undependable is None for work in prepared]
+        waits = [work.undependable is None for work in prepared]
+        # Only a kernel that waits lets the next one begin early.
+        overlap = [one and other and self._overlaps for one, other in itertools.pairwise(waits)]
 
         @functools.cache
         def parts(dependent: bool) -> list[fastcall.FrozenPart]:
-            # Only a kernel that waits lets the next one begin early.
-            early = [dependent, *itertools.starmap(operator.and_, itertools.pairwise(waits))]
+            early = [dependent, *(dependent or both for both in overlap)]
             frozen = [work.freeze(begins) for work, begins in zip(prepared, early, strict=True)]
             return [fastcall.FrozenPart(*each) for each in zip(frozen, p.scratch, strict=True)]
 
@@ -328,6 +333,13 @@ class Planner:
             functools.partial(self.binder, p),
             self._undependable(p, prepared),
         )
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether kernels of one plan overlap without being asked to."""
+        if self.device.kind != "cuda" or self.device.sm not in _OVERLAPPING:
+            return False
+        return devices.driver_version() >= _CAPTURES_OVERLAP
 
     def binder(self, p: Plan) -> Binder:
         """The object that finds and checks the buffers of a plan."""
@@ -340,14 +352,10 @@ class Planner:
             self._leave_out(part.engine, error)
             raise
 
-    @property
-    def _has_dependent_launch(self) -> bool:
-        return self.device.runs_kernels and self.device.sm >= _DEPENDENT_LAUNCH_SM
-
     def _undependable(self, p: Plan, prepared: Sequence[Prepared]) -> str | None:
         """Why a plan cannot be started by programmatic dependent launch; None if it can."""
         what = f"graph {self.graph.name!r}, plan {p.name}: programmatic_dependent_launch"
-        if not self._has_dependent_launch:
+        if not self.device.runs_kernels or self.device.sm < _DEPENDENT_LAUNCH_SM:
             found = f"SM{self.device.sm}" if self.device.runs_kernels else self.device.name
             return f"{what} needs SM{_DEPENDENT_LAUNCH_SM} or newer; {self.device} is {found}"
         for part, work in zip(p.parts, prepared, strict=True):
