@@ -138,8 +138,11 @@ def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *
         with torch.cuda.device(x.device):  # whose streams the plans are timed on
             if torch.cuda.is_current_stream_capturing():
                 return None
-            with _planning:
-                found = _plans.get(key) or _fastest(x, weight, bias, *options)
+            try:
+                with _planning:
+                    found = _plans.get(key) or _fastest(x, weight, bias, *options)
+            except torch.OutOfMemoryError:  # plans may need more memory than torch's kernel; the next call tries again
+                return None
     make_room(_plans, _KEPT)
     _plans[key] = found
     return found
@@ -197,10 +200,7 @@ def _fastest(
     y.set_output().set_name("result").set_dim([*made.shape]).set_stride([*made.stride()])
     planner = Planner(freeze(graph), graph.handle, (), ())
     planner.create([heur_mode.A])
-    try:
-        if not build_fastest(planner, ENGINE, pack):
-            return None
-    except torch.OutOfMemoryError:  # a plan may need more memory than torch's convolution
+    if not build_fastest(planner, ENGINE, pack):
         return None
     executable, names = planner.executable(), ("x", "weight", "result", "bias")
     order = tuple(names.index(tensor.name) for tensor in executable.bound)
