@@ -6,7 +6,8 @@ import torch
 import graphfuse.torch as gt
 from graphfuse import ReferenceEngineWarning, functional
 from graphfuse.engines.reference import ReferenceEngine
-from graphfuse.functional import problem
+from graphfuse.functional import problem, rank_functions
+from graphfuse.functional.call import AcceptedCall
 
 pytestmark = pytest.mark.emulate
 
@@ -67,6 +68,13 @@ def test_what_is_written_is_not_copied():
     spread = x(6, 128)[:, ::2]
     with pytest.warns(ReferenceEngineWarning), pytest.raises(TypeError):  # the reference engine is off
         functional.fused_add_rmsnorm(spread, x(6, 64), x(64))
+
+
+@pytest.mark.parametrize("more", [(), ("peers",), ("peers", "out_peers")])
+def test_what_other_ranks_read_is_not_copied(more):
+    f, spread = rank_functions.declare("mine", "x", "residual", "weight", *more), x(6, 128)[:, ::2]
+    call = AcceptedCall(f, f.variants, {"x": spread}, {"x": spread}, {}, {}, 0)
+    assert call.strided == (() if more else ("x",))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
