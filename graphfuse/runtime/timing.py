@@ -65,8 +65,7 @@ def capture(
     torch.cuda.synchronize()
     count = max(len(calls), least_calls)
     graph = torch.cuda.CUDAGraph(keep_graph=True)  # for its edges
-    # By default, calls of other threads that allocate or synchronize would fail, such as those of a loader of data.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream):
         for i in range(count):
             calls[i % len(calls)]()
     graph.instantiate()
@@ -112,6 +111,19 @@ def measure(
         if len(once) == _ONCE:
             return Time(statistics.median(once), min(once), max(once))
     return compare([capture(calls, least_us)], repeats)[0]
+
+
+def measure_uncaptured(call: Callable[[], object]) -> Time:
+    """Time of one call that follows others, on the current stream and warm buffers. Nothing is captured: a capture
+    collects garbage, frees cached memory and waits for the device, which a running program would notice."""
+
+    def calls() -> None:
+        for _ in range(_ONCE):
+            call()
+
+    call()  # what is loaded at the first call
+    times = [_between(calls) / _ONCE for _ in range(_ONCE)]
+    return Time(statistics.median(times), min(times), max(times))
 
 
 def _replay(graph, replays: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from graphfuse.base.errors import HomeNotFoundError
@@ -18,22 +18,20 @@ from graphfuse.tuning.report import TIMED, Trial
 if TYPE_CHECKING:
     import torch
 
-_REPEATS, _LEAST_US = 3, 300.0
-
 
 def build_fastest(
     planner: Planner,
     engine: str,
     variant_pack: Mapping[str, torch.Tensor],
-    measure: Callable[[Sequence[Callable[[], None]], int, float], timing.Time] = timing.measure,
+    measure: Callable[[Callable[[], None]], timing.Time] = timing.measure_uncaptured,
 ) -> bool:
     """Build and select the fastest plan of the engine, and store its knobs with the user's tuned ones. False, without a
     selected plan, if the engine has no plan that can be built.
 
     planner: of a graph that one engine runs whole, with its plans created. The plans are timed on the tensors of the
     variant pack, whose outputs they overwrite with the same result; nothing is compared with the reference engine. A
-    plan whose knobs are tuned already is built at once. measure: how calls are timed, as ``timing.measure``. Raises the
-    errors of ``execute``, and torch.OutOfMemoryError.
+    plan whose knobs are tuned already is built at once. measure: how a call is timed. Raises the errors of ``execute``,
+    and torch.OutOfMemoryError.
     """
     import torch
 
@@ -51,7 +49,7 @@ def build_fastest(
         device = next(iter(variant_pack.values())).device
         space = torch.empty(planner.at(index).workspace_bytes, dtype=torch.uint8, device=device)
         call = planner.bind(planner.executable(index), variant_pack, space, None, False)
-        times[index] = measure([call], _REPEATS, _LEAST_US)
+        times[index] = measure(call)
     if not times:
         return False
     ranked = sorted(times, key=lambda index: times[index].median)

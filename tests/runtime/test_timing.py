@@ -1,25 +1,17 @@
-"""Captures for timing, without a GPU."""
-
-import contextlib
-from unittest import mock
-
-import pytest
-import torch
+"""Timing without a GPU."""
 
 from graphfuse.runtime import timing
 
-pytestmark = pytest.mark.torch
 
+def test_uncaptured_calls_follow_one_another(monkeypatch):
+    """Rounds of several calls, after one that is not timed."""
+    log, times = [], iter((30.0, 90.0, 60.0))
 
-def test_a_capture_leaves_other_threads_alone(monkeypatch):
-    modes = []
+    def between(work):
+        log.append("round")
+        work()
+        return next(times)
 
-    def graph(made, stream, capture_error_mode="global"):
-        modes.append(capture_error_mode)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(torch, "cuda", mock.MagicMock(graph=graph))
-    monkeypatch.setattr(timing, "_replay", lambda graph, replays: 1.0)
-    calls = []
-    assert timing.capture([lambda: calls.append(1)]).calls == timing.LEAST_CALLS
-    assert modes == ["thread_local"] and len(calls) == 1 + timing.LEAST_CALLS
+    monkeypatch.setattr(timing, "_between", between)
+    assert timing.measure_uncaptured(lambda: log.append("call")) == timing.Time(20.0, 10.0, 30.0)
+    assert log == ["call", *["round", *["call"] * 3] * 3]

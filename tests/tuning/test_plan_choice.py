@@ -31,8 +31,8 @@ def planned() -> Planner:
 def test_the_fastest_is_selected_and_kept_for_other_graphs(tuning):
     planner, pack, timed = planned(), CASE.inputs() | CASE.outputs(), []
 
-    def measure(calls, repeats, least_us):
-        calls[0]()  # it computes the result
+    def measure(call):
+        call()  # it computes the result
         timed.append(pack["out"].clone())
         return Time(median := 10.0 if len(timed) == 2 else 20.0, median, median)
 
