@@ -115,7 +115,7 @@ _raw_stream = torch_private.raw_stream()
 _plans: dict[tuple[object, ...], _Planned | None] = {}
 """By layouts; None where torch's kernels run."""
 _planning = threading.Lock()
-"""Held by the thread that times plans, which synchronizes the device: that breaks another thread's capture."""
+"""Held by the thread that times plans: two at once would slow each other down."""
 
 
 def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> _Planned | None:
