@@ -57,6 +57,13 @@ def test_other_row_counts_and_layouts_in_turn():
             assert torch.equal(functional.rmsnorm(spread(t), weight), functional.rmsnorm(t, weight))
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_rows(monkeypatch):
+    monkeypatch.undo()  # the reference engine runs for no rows, and does nothing
+    monkeypatch.setenv("GRAPHFUSE_DEVICE", "emulator")
+    assert functional.rmsnorm(LAYOUTS["columns apart"](x(6, 64))[:0], x(64)).shape == (0, 64)
+
+
 def test_a_result_given_by_the_caller():
     t, weight, out = x(6, 64), x(64), torch.zeros(6, 64)
     spread = LAYOUTS["columns apart"](t)
