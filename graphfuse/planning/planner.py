@@ -336,7 +336,7 @@ class Planner:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether kernels of one plan overlap without being asked to."""
+        """True if kernels of one plan overlap without being asked to."""
         if self.device.kind != "cuda" or self.device.sm not in _OVERLAPPING:
             return False
         return devices.driver_version() >= _CAPTURES_OVERLAP
