@@ -28,7 +28,6 @@ from graphfuse.tuned_tables import store
 
 _Pair = tuple[str, str, Conflict]
 _KEPT = 64  # cached answers for sizes and distances
-_OF_RANKS = frozenset({"peers", "out_peers"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,7 @@ class AcceptedCall:
     def strided(self) -> tuple[str, ...]:
         """Parameters of tensors that the call only reads and that are not contiguous; none in sums over ranks, which
         read the same memory on other ranks."""
-        if _OF_RANKS & {a.name for a in self.variant.arguments}:
+        if "rank" in self.function.parameters:
             return ()
         read = [a.name for a in self.variant.arguments if not a.written and self.given.get(a.name) is not None]
         return tuple(name for name in read if name in self.tensors and not self.tensors[name].is_contiguous())

@@ -174,7 +174,7 @@ def _first(
     given = dict(zip(f.parameters, values, strict=True))
     option.check({name: given[name] for name in f.options})
     call = AcceptedCall.of(f, given)
-    if (why := call.planned.problem.fallback) is not None:
+    if call.planned.problem.fallback is not None:
         if call.strided and call.packed().planned.problem.fallback is None:
             fast = _on_copies([(f.parameters.index(name), _spread(given[name])) for name in call.strided], again)
             if key is not None:
@@ -182,7 +182,7 @@ def _first(
                 problems[key] = fast
             return fast(*values)
         if next(iter(call.tensors.values())).numel():
-            warn_of_fallback(f.name, why)
+            warn_of_fallback(f.name, call.planned.problem)
     call.run()
     fast = call.fast() if key is not None else None
     if fast is not None:

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from graphfuse.api import pygraph
@@ -24,12 +24,12 @@ from graphfuse.runtime.handle import Handle, create_handle
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A built graph of a function. parameters: names of the function's parameters, by names of the graph's tensors.
-    fallback: what the reference engine runs on a device that runs kernels, and why; None for nothing."""
+    fallback: returns what the reference engine runs on a device that runs kernels, and why; None if it runs nothing."""
 
     plan: Plan
     executable: Executable
     parameters: Mapping[str, str]
-    fallback: str | None
+    fallback: Callable[[], str | None] | None
 
     @property
     def workspace_bytes(self) -> int:
@@ -66,16 +66,19 @@ def planned(name: str, variant: Variant, layouts: Mapping[str, Layout], device: 
     return builder, planner
 
 
-def _fallback(planner: Planner) -> str | None:
+def _fallback(planner: Planner) -> Callable[[], str | None] | None:
     parts = planner.at(planner.selected()).parts
     if not planner.device.runs_kernels or not any(part.engine.facts is Subgraph for part in parts):
         return None
-    return fallback(explained(planner))
+    return lambda: fallback(explained(planner))
 
 
-def warn_of_fallback(name: str, why: str) -> None:
-    """Warns, once per function, that the reference engine runs a call on a device that runs kernels."""
-    if name not in warned:
+def warn_of_fallback(name: str, problem: Problem) -> None:
+    """Warns, once per function, if the reference engine runs a call on a device that runs kernels."""
+    if name in warned or problem.fallback is None:
+        return
+    why = problem.fallback()
+    if why is not None:
         warned.add(name)
         warnings.warn(
             f"graphfuse: {name} runs on the reference engine, which is slow: {why}. "

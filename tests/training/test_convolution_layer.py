@@ -99,10 +99,43 @@ def test_a_plan_is_for_one_layout_and_type(planned):
 
 
 @pytest.mark.parametrize("options", [{"stride": (2,)}, {"stride": 0}, {"dilation": 0}, {"padding": -1}])
-def test_options_that_torch_repeats_or_refuses(options, engine):
+def test_options_that_torch_repeats_or_refuses(options, engine, monkeypatch):
+    monkeypatch.setattr(convolution, "build_fastest", lambda *_: pytest.fail("a plan was asked for"))
     x, weight = given(torch.nn.Conv2d(4, 6, 3)), torch.randn(6, 4, 3, 3).bfloat16()
     options = {"stride": 1, "padding": 0, "dilation": 1} | options
     assert convolution._fastest(x, weight, None, *options.values()) is None
+
+
+SHAPES = [  # x, weight, stride, padding, dilation
+    ((2, 4, 9, 8), (6, 4, 3, 3), 1, 1, 1),
+    ((1, 4, 9, 8), (6, 4, 3, 2), (2, 1), (2, 0), (1, 2)),
+    ((1, 1, 5, 5), (1, 1, 3, 3), 1, 0, 1),
+    ((1, 4, 1, 1), (6, 4, 1, 1), 1, 0, 1),
+    ((1, 4, 5, 6, 7), (8, 4, 3, 3, 3), 1, (0, 1, 1), 1),
+    ((1, 4, 3, 1, 7), (8, 4, 3, 1, 1), (2, 1, 1), 0, 1),
+]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("shape", "filters", "stride", "padding", "dilation"), SHAPES)
+def test_the_result_is_torchs_in_shape_and_channels_last(
+    shape, filters, stride, padding, dilation, has_bias, engine, monkeypatch
+):
+    packs = []
+    monkeypatch.setattr(convolution, "build_fastest", lambda planner, engine, pack: packs.append((planner, pack)))
+    x, weight = (
+        torch.randn(s).bfloat16().contiguous(memory_format=convolution.FORMATS[len(s)]) for s in (shape, filters)
+    )
+    bias = torch.randn(filters[0]).bfloat16() if has_bias else None
+    assert convolution._fastest(x, weight, bias, stride, padding, dilation) is None
+    convolved = torch.nn.functional.conv2d if x.dim() == 4 else torch.nn.functional.conv3d
+    want = convolved(x, weight, bias, stride, padding, dilation)
+    ((planner, pack),) = packs
+    assert set(pack) == {"x", "weight", "result"} | ({"bias"} if has_bias else set())
+    (drawn,) = (t for t in planner.graph.tensors if t.name == "result")
+    stride = torch.empty(want.shape, memory_format=convolution.FORMATS[x.dim()]).stride()
+    assert (drawn.dim, drawn.stride) == (tuple(want.shape), stride) == (tuple(pack["result"].shape), drawn.stride)
+    assert pack["result"].stride() == stride
 
 
 @pytest.mark.parametrize("how", ["deterministic", "captured"])

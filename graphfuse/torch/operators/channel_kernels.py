@@ -170,8 +170,7 @@ def scaled_channels(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """input * scale + shift, rounded once. input: (samples, channels, pieces, places of a piece), or (samples, places,
-    channels); bfloat16, float16 or float32. scale, shift: float32, (samples, channels). Errors as in
-    ``rmsnorm``."""
+    channels); bfloat16, float16 or float32. scale, shift: float32, (samples, channels). Errors as in ``rmsnorm``."""
 
 
 @function(Variant(_ARGUMENTS, lambda d: d.store("out", d.graph.swish(d.rounded(_scaled(d), "input")))), "out")

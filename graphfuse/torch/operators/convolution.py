@@ -19,6 +19,7 @@ from graphfuse.api import pygraph
 from graphfuse.base import settings
 from graphfuse.base.dtypes import data_type
 from graphfuse.base.enums import heur_mode
+from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package
 from graphfuse.op_graph.freeze import freeze
@@ -29,7 +30,6 @@ from graphfuse.runtime.fastcall import Start
 from graphfuse.runtime.handle import create_handle
 from graphfuse.tuning.plan_choice import build_fastest
 
-ENGINE = "cudnn"
 TYPES = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 """Types that the engine is asked for."""
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -174,16 +174,8 @@ def _fastest(
     """The fastest plan for these tensors; None if cuDNN has none, or torch raises an error for them."""
     spatial = x.dim() - 2
     steps, pads, dilations = ([n] * spatial if isinstance(n, int) else [*n] for n in (stride, padding, dilation))
-    if {len(steps), len(pads), len(dilations)} != {spatial} or min(*steps, *dilations) < 1 or min(pads) < 0:
+    if x.shape[1] != weight.shape[1]:
         return None
-    reach = [
-        n + 2 * pad - d * (k - 1) - 1
-        for n, pad, d, k in zip(x.shape[2:], pads, dilations, weight.shape[2:], strict=True)
-    ]
-    if min(reach) < 0 or x.shape[1] != weight.shape[1]:
-        return None
-    dim = [x.shape[0], weight.shape[0], *(n // step + 1 for n, step in zip(reach, steps, strict=True))]
-    made = torch.empty(dim, dtype=x.dtype, device=x.device, memory_format=FORMATS[x.dim()])
     graph = pygraph(
         "convolution",
         io_data_type=TYPES[x.dtype],
@@ -191,16 +183,22 @@ def _fastest(
         compute_data_type=data_type.FLOAT,
         handle=create_handle(str(x.device)),
     )
-    pack = {"x": x, "weight": weight, "result": made}
-    image, filters = (graph.tensor_like(t).set_name(name) for name, t in (("x", x), ("weight", weight)))
-    y = graph.conv_fprop(image, filters, padding=pads, stride=steps, dilation=dilations)
-    if bias is not None:
-        pack["bias"] = bias.view(1, -1, *[1] * spatial)
-        y = graph.add(y, graph.tensor_like(pack["bias"]).set_name("bias"))
-    y.set_output().set_name("result").set_dim([*made.shape]).set_stride([*made.stride()])
+    pack = {"x": x, "weight": weight}
+    image, filters = (graph.tensor_like(t).set_name(name) for name, t in pack.items())
+    try:
+        y = graph.conv_fprop(image, filters, padding=pads, stride=steps, dilation=dilations)
+        if bias is not None:
+            pack["bias"] = bias.view(1, -1, *[1] * spatial)
+            y = graph.add(y, graph.tensor_like(pack["bias"]).set_name("bias"))
+        y.set_output().set_name("result")
+        graph.validate()
+    except GraphfuseError:  # torch raises its own
+        return None
+    made = torch.empty(y.get_dim(), dtype=x.dtype, device=x.device, memory_format=FORMATS[x.dim()])
+    y.set_stride([*made.stride()])
     planner = Planner(freeze(graph), graph.handle, (), ())
     planner.create([heur_mode.A])
-    if not build_fastest(planner, ENGINE, pack):
+    if not build_fastest(planner, "cudnn", pack | {"result": made}):
         return None
     executable, names = planner.executable(), ("x", "weight", "result", "bias")
     order = tuple(names.index(tensor.name) for tensor in executable.bound)

@@ -33,7 +33,7 @@ def _is_supported(
         return False
     if x.shape[1] != conv.in_channels or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
         return False
-    if torch.is_autocast_enabled("cuda") or why_not_replaced(conv):
+    if torch.is_autocast_enabled("cuda") or not _is_taken(conv):
         return False
     has_gradients = torch.is_grad_enabled()
     for t in (x, weight, bias):
@@ -46,19 +46,12 @@ def _is_supported(
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a convolution, and returns its entry; None for any other module, and without the engine."""
-    if type(module) not in _CLASSES or why_not_engine() or why_not_replaced(module):
-        return None
-    if not set_forward.is_free(module):
+    if type(module) not in _CLASSES or why_not_engine() or not _is_taken(module) or not set_forward.is_free(module):
         return None
     set_forward.set_on(module, forward)
     return Entry(name, type(module).__name__, "convolution", "cuDNN's engine, for channels-last inputs of 16 bits")
 
 
-def why_not_replaced(conv: torch.nn.Module) -> str:
-    if conv.bias is None:
-        return "it has no bias, so torch runs one kernel, too"
-    if conv.groups != 1:
-        return "it has several groups"
-    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-        return "its padding is not a number of zeros"
-    return ""
+def _is_taken(conv: torch.nn.Conv2d | torch.nn.Conv3d) -> bool:
+    """True if the engine takes such a convolution. Without a bias torch runs one kernel, too."""
+    return conv.bias is not None and conv.groups == 1 and conv.padding_mode == "zeros" and type(conv.padding) is tuple
