@@ -23,6 +23,7 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
     monkeypatch.setattr(group_norm, "LEAST", 0)
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
 
 
 @pytest.fixture
@@ -448,6 +449,7 @@ def test_gradients_are_the_class_s_own():
 
 def test_small_tensors_are_torch_s(monkeypatch, ran):
     monkeypatch.setattr(group_norm, "LEAST", 1 << 11)
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 1 << 11)
     model = torch.nn.Sequential(norm())
     fuse(model)
     model(drawn(1, 16, 8, 8))
@@ -478,6 +480,7 @@ def test_compiled_it_is_the_compiler_s(ran):
 
 def test_exported_it_is_torch_s_for_any_size(ran, monkeypatch):
     monkeypatch.setattr(group_norm, "LEAST", 1 << 9)
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 1 << 9)
     model = torch.nn.Sequential(norm(), torch.nn.SiLU()).requires_grad_(False)
     fuse(model)
     sizes = {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}

@@ -27,6 +27,8 @@ RESIDUAL_DOWN = "residual downsampling block"
 ENCODER = "encoder"
 DECODER = "decoder"
 IMAGES = "encoder or decoder of images"
+FRAMES = "encoder or decoder of frames"
+SPLIT = "convolution of parts"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -58,6 +60,15 @@ _ROLES = {
     "d4c19856858d3843": IMAGES,  # encoder
     "091a8eba0cd82488": IMAGES,  # decoder
     "adec460d49ce43cd": IMAGES,  # decoder, before 0.38
+    "8bd49d9e02784b99": FRAMES,  # HunyuanVideo
+    "52308ed9d61f2a8a": FRAMES,
+    "e7e2ee29f67ae8ef": FRAMES,  # CogVideoX
+    "5801e8b0fb36ef39": FRAMES,
+    "88b892268d96cc09": FRAMES,  # Mochi
+    "c85a5e5f95f80f58": FRAMES,
+    "e02ed3fa74a67b75": FRAMES,  # LTX-Video
+    "eb31a4a3f3b7c635": FRAMES,
+    "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, and the encoder
 and decoder that AutoencoderKL and others have."""

@@ -10,9 +10,12 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.autoencoders import roles
 from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
+_SPLIT_FROM = 1 << 31
+"""Bytes of an input that a convolution of parts may split."""
 _observed = torch_private.needs_dispatcher()
 
 
@@ -22,6 +25,8 @@ def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> tor
         return type(self).forward(self, input)
     weight, bias = self.weight, self.bias  # read once, as modules look parameters up in Python
     if not _is_supported(input, self, weight, bias):
+        return type(self).forward(self, input)
+    if type(self) not in _CLASSES and input.numel() * input.element_size() >= _SPLIT_FROM:
         return type(self).forward(self, input)
     return convolution(input, weight, bias, self.stride, self.padding, self.dilation)
 
@@ -46,7 +51,7 @@ def _is_supported(
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a convolution, and returns its entry; None for any other module, and without the engine."""
-    if type(module) not in _CLASSES or why_not_engine() or not _is_taken(module) or not set_forward.is_free(module):
+    if type(module) not in _CLASSES and roles.role(module) != roles.SPLIT or why_not_engine() or not _is_taken(module) or not set_forward.is_free(module):
         return None
     set_forward.set_on(module, forward)
     return Entry(name, type(module).__name__, "convolution", "cuDNN's engine, for channels-last inputs of 16 bits")

@@ -35,6 +35,8 @@ from graphfuse.torch.operators.channel_moments import piece
 
 LEAST = 1 << 23
 """Smallest number of elements for which the kernels run. For smaller ones, torch's own was faster on an H100."""
+LEAST_CHANNELS_LAST = 1 << 19
+"""The same for channels-last tensors, which torch's own rearranges before, and the next convolution after it."""
 BECAME = "group_norm"
 _FEWEST = 1 << 10
 """Length of a row of moments that is read, at least. Other lengths are powers of two, so that few kernels serve all
@@ -146,7 +148,9 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
 
 
 def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
-    if not isinstance(x, torch.Tensor) or x.numel() < LEAST or x.dim() < 3 or x.shape[1] != channels:
+    if not isinstance(x, torch.Tensor) or x.dim() < 3 or x.shape[1] != channels:
+        return False
+    if x.numel() < (LEAST_CHANNELS_LAST if x.stride(1) == 1 else LEAST):
         return False
     dtype, device = x.dtype, x.device
     if dtype not in FLOATS or device.type not in set_forward.RUN_ON or torch.is_autocast_enabled(device.type):
@@ -198,7 +202,7 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
     if why := why_not_replaced(module):
         return Entry(name, kind, why=why)
     set_forward.set_on(module, forward)
-    return Entry(name, kind, BECAME, f"from {LEAST} elements")
+    return Entry(name, kind, BECAME, f"from {LEAST} elements, or {LEAST_CHANNELS_LAST} in channels-last")
 
 
 def why_not_replaced(norm: torch.nn.GroupNorm) -> str:

@@ -16,10 +16,10 @@ from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
 from graphfuse.torch.autoencoders import replacement as autoencoders
 from graphfuse.torch.whole_models import (
+    channels_last,
     convolution_layer,
     forward,
     group_norm,
-    image_layout,
     layer,
     pairs,
     tensor_parallel,
@@ -82,10 +82,12 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        for replace in (group_norm.replace, image_layout.replace, convolution_layer.replace):
+        for replace in (group_norm.replace, convolution_layer.replace):
             if (entry := replace(name, module)) is not None:
                 entries.append(entry)
         entries += pairs.replace(name, module, own)
+        if (entry := channels_last.replace(name, module)) is not None:
+            entries.append(entry)
     return FuseReport(type(model).__name__, tuple(entries))
 
 

@@ -1,4 +1,4 @@
-"""Image autoencoders of diffusers in 16 bits: weights channels-last, results where they were."""
+"""Autoencoders of diffusers in 16 bits: weights channels-last, results where they were."""
 
 import copy
 
@@ -7,7 +7,9 @@ import torch
 from torch.nn.utils import parametrizations, prune
 
 from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.whole_models import group_norm
+from support import autoencoders
 from support.video_autoencoders import distance, drawn
 
 diffusers = pytest.importorskip("diffusers", minversion="0.35")
@@ -37,6 +39,7 @@ def weights(vae: torch.nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("least", [0, group_norm.LEAST])
 def test_results_are_where_they_were(least, monkeypatch):
     monkeypatch.setattr(group_norm, "LEAST", least)
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", least)
     exact, vae = results(small(torch.float32)), small()
     before, state = results(vae), {k: v.clone() for k, v in vae.state_dict().items()}
     report = fuse(vae)
@@ -61,7 +64,7 @@ def test_images_are_channels_last_between_convolutions():
     results(vae)
     assert len(seen) > 10
     for name, (_, x, y) in seen.items():
-        assert y.is_contiguous(memory_format=LAST) != (name == "conv_out"), name
+        assert y.is_contiguous(memory_format=LAST), name
         assert x.is_contiguous(memory_format=LAST) or name in ("conv_in", "mid_block.resnets.1.conv1"), name
 
 
@@ -89,11 +92,15 @@ def test_copies_training_and_fusing_again():
     assert all(m.weight.grad is not None for m in vae.decoder.modules() if isinstance(m, torch.nn.Conv2d))
 
 
-def test_an_end_whose_last_convolution_is_another_class():
+def test_a_convolution_of_another_class_and_a_forward_that_is_set():
     vae = small()
     vae.decoder.conv_out.__class__ = type("Mine", (torch.nn.Conv2d,), {})
-    assert "decoder" not in [e.name for e in fuse(vae).entries if e.became == "channels-last"]
-    assert vae.decoder.conv_in.weight.is_contiguous()
+    own = vae.encoder.forward
+    vae.encoder.forward = lambda x: own(x)
+    report = fuse(vae)
+    assert [e.name for e in report.replaced if e.became == "channels-last"] == ["decoder"]
+    assert ("encoder", set_forward.ALREADY_SET) in [(e.name, e.why) for e in report.left]
+    assert vae.encoder.conv_in.weight.is_contiguous() and results(vae)[0].is_contiguous()
 
 
 def test_weights_that_are_not_parameters_are_left():
@@ -120,3 +127,54 @@ def test_weights_stay_trainable_in_inference_mode():
         with torch.inference_mode():
             change(vae)
         vae.decoder(drawn(1, 4, 8, 8).bfloat16()).float().sum().backward()
+
+
+VIDEOS = ("AutoencoderKLHunyuanVideo", "AutoencoderKLCogVideoX", "AutoencoderKLMochi", "AutoencoderKLLTXVideo")
+
+
+@pytest.mark.parametrize("least", [0, group_norm.LEAST])
+@pytest.mark.parametrize("of", VIDEOS)
+def test_videos(of, least, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", least)
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", least)
+    exact, vae = autoencoders.made(of).eval(), autoencoders.made(of).eval().bfloat16()
+    x = drawn(*autoencoders.SMALL[of].shape)
+
+    def results(vae: torch.nn.Module) -> list[torch.Tensor]:
+        with torch.no_grad():
+            latents = vae.encode(x.to(vae.dtype)).latent_dist.mode()
+            return [latents, vae.decode(drawn(*latents.shape, seed=5).to(vae.dtype)).sample]
+
+    before, want = results(vae), results(exact)
+    report = fuse(vae)
+    assert [e.name for e in report.replaced if e.became == "channels-last"] == ["encoder", "decoder"]
+    for got, own, true in zip(results(vae), before, want, strict=True):
+        assert got.shape == own.shape and got.dtype is own.dtype
+        assert distance(got.float(), true) <= 1.5 * distance(own.float(), true)
+    unfuse(vae)
+    assert all(p.is_contiguous() for p in vae.parameters())
+    assert all(map(torch.equal, results(vae), before))
+
+
+@pytest.mark.parametrize("of", VIDEOS)
+def test_frames_are_channels_last_between_convolutions(of, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    vae, seen = autoencoders.made(of).eval().bfloat16(), []
+    x = drawn(*autoencoders.SMALL[of].shape).bfloat16()
+    fuse(vae)
+    for name, module in vae.decoder.named_modules():
+        if isinstance(module, torch.nn.Conv3d):
+            module.register_forward_hook(lambda m, x, y, name=name: seen.append((name, x[0], y)))
+    with torch.no_grad():
+        vae.decode(vae.encode(x).latent_dist.mode())
+    assert len(seen) > 10
+    for name, given, made in seen:
+        assert made.is_contiguous(memory_format=torch.channels_last_3d), name
+        assert given.is_contiguous(memory_format=torch.channels_last_3d), name
+
+
+def test_with_gradients_the_own_code_runs():
+    vae = autoencoders.made("AutoencoderKLHunyuanVideo").bfloat16()
+    fuse(vae)
+    vae.decoder(drawn(1, 16, 2, 2, 2).bfloat16()).float().sum().backward()
+    assert all(m.weight.grad is not None for m in vae.decoder.modules() if isinstance(m, torch.nn.Conv3d))

@@ -1,0 +1,93 @@
+"""Padding by the values at the edges and nearest upsampling of images and frames, in channels-last, for inference.
+
+Torch's own functions return contiguous results. These copy whole channels, so that no layout changes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from graphfuse.torch.operators.convolution import FORMATS
+
+_SCALES = (1, 2, 4, 8)
+"""Scales for which torch's float32 arithmetic finds the nearest element without rounding."""
+
+
+def is_channels_last(t: object) -> bool:
+    """True if a tensor of images or frames is channels-last in memory, and not also contiguous."""
+    if type(t) is not torch.Tensor or t.dim() not in FORMATS or t.is_contiguous():
+        return False
+    return t.is_contiguous(memory_format=FORMATS[t.dim()])
+
+
+def edge_padded(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
+    """``torch.nn.functional.pad(x, pad, mode="replicate")``, channels-last. x: [n, channels, (frames,) height, width],
+    any strides. pad: begin and end of each of the last dimensions, the last first, each at least 0."""
+    begins = [0] * (x.dim() - 2 - len(pad) // 2) + list(pad[-2::-2])
+    ends = [0] * (x.dim() - 2 - len(pad) // 2) + list(pad[::-2])
+    extents = [b + n + e for b, n, e in zip(begins, x.shape[2:], ends, strict=True)]
+    made = x.new_empty((x.shape[0], *extents, x.shape[1]))
+    source, target = _wide(x.movedim(1, -1), made)
+    inner = target
+    for axis, (begin, extent) in enumerate(zip(begins, x.shape[2:], strict=True), start=1):
+        inner = inner.narrow(axis, begin, extent)
+    inner.copy_(source)
+    for axis in range(x.dim() - 2, 0, -1):  # the edges of an axis hold those of the axes behind it
+        begin, extent, end = begins[axis - 1], x.shape[axis + 1], ends[axis - 1]
+        part = target
+        for before in range(1, axis):
+            part = part.narrow(before, begins[before - 1], x.shape[before + 1])
+        for start, count, edge in ((0, begin, begin), (begin + extent, end, begin + extent - 1)):
+            if count:
+                part.narrow(axis, start, count).copy_(part.narrow(axis, edge, 1).expand_as(part.narrow(axis, 0, count)))
+    return made.movedim(-1, 1)
+
+
+def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
+    """Nearest upsampling of x by integers, channels-last. x: [n, channels, (frames,) height, width], any strides.
+    scales: of each dimension but the first two."""
+    extents = [part for n, scale in zip(x.shape[2:], scales, strict=True) for part in (n, scale)]
+    made = x.new_empty((x.shape[0], *extents, x.shape[1]))
+    source, target = _wide(x.movedim(1, -1), made)
+    for axis in range(2, 2 * len(scales) + 1, 2):
+        source = source.unsqueeze(axis)
+    target.copy_(source.expand_as(target))
+    return made.view(x.shape[0], *[n * s for n, s in zip(x.shape[2:], scales, strict=True)], x.shape[1]).movedim(-1, 1)
+
+
+def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """``torch.cat(tensors, dim)``, channels-last. tensors: [n, channels, (frames,) height, width], of one type and any
+    strides. dim: from 2, of frames, height or width."""
+    axis, rank = dim - 1, tensors[0].dim()
+    extents = [tensors[0].shape[0], *tensors[0].shape[2:], tensors[0].shape[1]]
+    extents[axis] = sum(t.shape[dim] for t in tensors)
+    made = tensors[0].new_empty(extents)
+    start = 0
+    for t in tensors:
+        part = made.narrow(axis, start, t.shape[dim])
+        source, target = _wide(t.movedim(1, rank - 1), part)
+        target.copy_(source)
+        start += t.shape[dim]
+    return made.movedim(-1, 1)
+
+
+def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | None:
+    """Scales of ``interpolate(x, size, factor)``; None if they are others than `nearest` has."""
+    spatial = x.shape[2:]
+    if (size is None) == (factor is None):
+        return None
+    given = factor if size is None else size
+    each = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
+    if len(each) != len(spatial) or 0 in spatial:
+        return None
+    found = each if size is None else tuple(s / n for s, n in zip(each, spatial, strict=True))
+    return tuple(map(int, found)) if all(s in _SCALES for s in found) else None
+
+
+def _wide(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views with elements of 16 bytes, if channels can be grouped so in both: torch copies one element at a time."""
+    size = 16 // source.element_size()
+    strides = (*source.stride()[:-1], source.storage_offset())
+    if source.shape[-1] % size or source.stride(-1) != 1 or any(stride % size for stride in strides):
+        return source, target
+    return source.view(torch.complex128), target.view(torch.complex128)

@@ -1,0 +1,115 @@
+"""Padding, upsampling and joining in channels-last, against torch's own functions."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from graphfuse.torch.autoencoders import spatial
+from graphfuse.torch.whole_models.channels_last import _ChannelsLast
+
+pytestmark = pytest.mark.torch
+
+TYPES = (torch.bfloat16, torch.float32)
+
+
+def views(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(shape).to(dtype)
+    last = x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()])
+    return [x, last, x[:, :, 1:], last[:, :, 1:, 1:], last[:, 1:], last.transpose(-1, -2)]
+
+
+def is_last(t: torch.Tensor) -> bool:
+    return t.movedim(1, -1).is_contiguous()
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    "pad", [(1, 1, 1, 1, 2, 0), (0, 1, 2, 0, 0, 0), (0,) * 6, (3, 2, 1, 0, 1, 4), (1, 1, 1, 1), (0, 3, 2, 0)]
+)
+def test_edge_padded(pad, dtype, channels):
+    for x in views((2, channels, 3, 4, 5)[: len(pad) // 2 + 2], dtype):
+        got = spatial.edge_padded(x, pad)
+        assert torch.equal(got, functional.pad(x, pad, mode="replicate")) and is_last(got)
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("by", [(1, 2, 2), (2, 2, 2), (4, 1, 8), (2, 4)])
+def test_nearest(by, dtype, channels):
+    for x in views((2, channels, 3, 4, 5)[: len(by) + 2], dtype):
+        got = spatial.nearest(x, by)
+        assert torch.equal(got, functional.interpolate(x.contiguous(), scale_factor=by)) and is_last(got)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_joined(dim, channels):
+    parts = views((2, channels, 3, 4, 4), torch.float16)
+    for a, b in itertools.product(parts, parts):
+        if all(m == n for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if axis != dim):
+            got = spatial.joined([a, b, a], dim)
+            assert torch.equal(got, torch.cat([a, b, a], dim)) and is_last(got)
+
+
+def test_scales():
+    x = torch.zeros(1, 2, 3, 4, 5)
+    assert spatial.scales(x, None, 2) == (2, 2, 2) == spatial.scales(x, (6, 8, 10), None)
+    assert spatial.scales(x, None, (1.0, 2.0, 4.0)) == (1, 2, 4)
+    for size, factor in ((None, 3), (None, 1.5), (7, None), ((6, 8), None), (None, None), (8, 2)):
+        assert spatial.scales(x, size, factor) is None
+
+
+LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: functional.pad(x, (1, 1, 1, 1, 2, 0), mode="replicate"),
+        lambda x: functional.pad(x, (1, 1, 1, 1, 2, 0)),
+        lambda x: functional.pad(x, (1, -1, 1, 1, 2, 0), mode="replicate"),
+        lambda x: functional.pad(x, (1, 1, 1, 1, 2, 1), "reflect"),
+        lambda x: functional.interpolate(x, scale_factor=2.0),
+        lambda x: functional.interpolate(x, (6, 8, 10), None, "nearest"),
+        lambda x: functional.interpolate(x, (7, 9, 10)),
+        lambda x: functional.interpolate(x, scale_factor=2, mode="trilinear"),
+        lambda x: torch.cat([x[:, :, :1].repeat(1, 1, 2, 1, 1), x], 2),
+        lambda x: torch.cat([x, x], dim=-4),
+        lambda x: torch.concat((x, x)),
+        lambda x: torch.concatenate([x, x.double()], dim=-1),
+        lambda x: x.contiguous().view(2, 16, -1),
+        lambda x: x.contiguous().view(2, 3, -1),
+        lambda x: x.contiguous().view(torch.int32),
+        lambda x: x.contiguous(memory_format=torch.contiguous_format) + x,
+    ],
+)
+def test_calls_give_what_torch_gives(call):
+    with torch.no_grad(), _ChannelsLast():
+        got = call(LAST)
+    want = call(LAST)
+    assert got.dtype is want.dtype and torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: functional.pad(x, (1, 1), mode="replicate", value=None),
+        lambda x: functional.pad(x, (1, 1, 1), mode="replicate"),
+        lambda x: functional.interpolate(x, (6, 8)),
+        lambda x: torch.cat([x, x[:, :, :, :2]], 2),
+        lambda x: torch.cat([x, x], 5),
+        lambda x: x.contiguous().view(7, -1),
+        lambda x: torch.cat([]),
+    ],
+)
+def test_errors_are_torchs(call):
+    errors = []
+    for mode in (torch.no_grad(), _ChannelsLast()):
+        with mode, pytest.raises(Exception, match=".") as found:
+            call(LAST)
+        errors.append((found.type, str(found.value)))
+    assert errors[0][0] is errors[1][0]
