@@ -99,6 +99,8 @@ def test_calls_give_what_torch_gives(call):
     [
         lambda x: functional.pad(x, (1, 1), mode="replicate", value=None),
         lambda x: functional.pad(x, (1, 1, 1), mode="replicate"),
+        lambda x: functional.pad(x, (1,) * 6, "replicate", 1.0),
+        lambda x: functional.pad(x[:, :, :0], (1,) * 6, "replicate"),
         lambda x: functional.interpolate(x, (6, 8)),
         lambda x: torch.cat([x, x[:, :, :, :2]], 2),
         lambda x: torch.cat([x, x], 5),
@@ -113,3 +115,13 @@ def test_errors_are_torchs(call):
             call(LAST)
         errors.append((found.type, str(found.value)))
     assert errors[0][0] is errors[1][0]
+
+
+def test_a_subclass_of_tensors_is_left_to_torch(monkeypatch):
+    class Mine(torch.Tensor):
+        pass
+
+    monkeypatch.setattr(spatial, "edge_padded", None)
+    with torch.no_grad(), _ChannelsLast():
+        made = functional.pad(LAST.as_subclass(Mine), (1,) * 6, mode="replicate")
+    assert type(made) is Mine

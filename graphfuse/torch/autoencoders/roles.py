@@ -70,8 +70,8 @@ _ROLES = {
     "eb31a4a3f3b7c635": FRAMES,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
 }
-"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, and the encoder
-and decoder that AutoencoderKL and others have."""
+"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
+decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""
 
 
 def role(module: torch.nn.Module) -> str:

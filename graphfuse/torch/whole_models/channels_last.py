@@ -24,6 +24,8 @@ from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import replacement, roles, spatial
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Types of tensors. Subclasses have functions of their own."""
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"
 
 
@@ -86,12 +88,19 @@ class _ChannelsLast(TorchFunctionMode):
     """Context in which functions of torch keep the layout of channels-last tensors."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
-        return _CALLS.get(function, function)(*args, **(kwargs or {}))
+        call = _CALLS.get(function, function) if _PLAIN.issuperset(types) else function
+        return call(*args, **(kwargs or {}))
 
 
-def _padded(input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> torch.Tensor:  # noqa: A002
-    is_replaced = mode == "replicate" and input.dim() in FORMATS and len(pad) % 2 == 0 and min(pad) >= 0
-    if is_replaced and len(pad) == 2 * (input.dim() - 2) and 0 not in input.shape:
+def _padded(
+    input: torch.Tensor,  # noqa: A002 - as torch's, here and below
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> torch.Tensor:
+    """``pad``, whose copies of edges are channels-last for every input."""
+    is_of_all = input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2)
+    if mode == "replicate" and value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
         return spatial.edge_padded(input, pad)
     return functional.pad(input, pad, mode, value)
 

@@ -51,7 +51,9 @@ def _is_supported(
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a convolution, and returns its entry; None for any other module, and without the engine."""
-    if type(module) not in _CLASSES and roles.role(module) != roles.SPLIT or why_not_engine() or not _is_taken(module) or not set_forward.is_free(module):
+    if type(module) not in _CLASSES and roles.role(module) != roles.SPLIT:
+        return None
+    if why_not_engine() or not _is_taken(module) or not set_forward.is_free(module):
         return None
     set_forward.set_on(module, forward)
     return Entry(name, type(module).__name__, "convolution", "cuDNN's engine, for channels-last inputs of 16 bits")

@@ -42,7 +42,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
     module calls its file's eager attention. ``torch.nn.GroupNorm``, alone or followed by SiLU, becomes three kernels
     for inference with large tensors. Convolutions with bias run on cuDNN's engine if that is there, for inference in
     16 bits with channels-last inputs. Modules of WAN's VAE are recognized by their source. They compute in
-    channels-last, and the strides of their weights are changed for that, as those of image autoencoders. Linear layers
+    channels-last, and the strides of their weights are changed for that, as those of other autoencoders. Linear layers
     of ``RowwiseParallel`` defer their sum over ranks, without gradients, until the norm that reads it.
 
     Outputs differ only by the order of sums over a row, and by attention, which is rounded once. Gradients are computed
