@@ -176,5 +176,15 @@ def test_frames_are_channels_last_between_convolutions(of, monkeypatch):
 def test_with_gradients_the_own_code_runs():
     vae = autoencoders.made("AutoencoderKLHunyuanVideo").bfloat16()
     fuse(vae)
-    vae.decoder(drawn(1, 16, 2, 2, 2).bfloat16()).float().sum().backward()
+    made = vae.decoder(drawn(1, 16, 2, 2, 2).bfloat16())
+    assert made.is_contiguous()
+    made.float().sum().backward()
     assert all(m.weight.grad is not None for m in vae.decoder.modules() if isinstance(m, torch.nn.Conv3d))
+
+
+def test_in_a_compiled_program():
+    vae, x = small(), drawn(1, 4, 8, 12).bfloat16()
+    fuse(vae)
+    with torch.no_grad():
+        made = torch.compile(vae.decoder, backend="eager")(x)
+        assert made.is_contiguous() and torch.equal(made, vae.decoder(x))

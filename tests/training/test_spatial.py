@@ -106,6 +106,8 @@ def test_calls_give_what_torch_gives(call):
         lambda x: torch.cat([x, x], 5),
         lambda x: x.contiguous().view(7, -1),
         lambda x: torch.cat([]),
+        lambda x: torch.cat([1]),
+        lambda x: torch.cat([x, 1], 2),
     ],
 )
 def test_errors_are_torchs(call):

@@ -60,9 +60,7 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
     own = found.__func__ if isinstance(found, MethodType) else type(module).forward
 
     def forward(self, *given, **named):
-        if is_dynamo_compiling() or torch.is_grad_enabled():
-            return own(self, *given, **named)
-        if not is_of_frames:
+        if not is_of_frames or is_dynamo_compiling() or torch.is_grad_enabled():
             return _contiguous(own(self, *given, **named))
         with _ChannelsLast():
             given, named = map(_laid_out, given), {name: _laid_out(value) for name, value in named.items()}
@@ -73,8 +71,12 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
 
 
 def _laid_out(given: object) -> object:
-    is_laid_out = isinstance(given, torch.Tensor) and given.dim() in FORMATS
-    return given.contiguous(memory_format=FORMATS[given.dim()]) if is_laid_out else given
+    return given.contiguous(memory_format=FORMATS[given.dim()]) if _has_layout(given) else given
+
+
+def _has_layout(given: object) -> bool:
+    """True for images and frames."""
+    return isinstance(given, torch.Tensor) and given.dim() in FORMATS
 
 
 def _contiguous(made: object) -> object:
@@ -122,15 +124,17 @@ def _interpolated(
 
 def _joined(tensors: Sequence[torch.Tensor], dim: int = 0, **named: object) -> torch.Tensor:
     """``torch.cat``, which is channels-last along frames, height or width for every input."""
-    if not named and isinstance(tensors, list | tuple) and tensors and tensors[0].dim() in FORMATS:
+    if not named and isinstance(tensors, list | tuple) and tensors and _has_layout(tensors[0]):
         first, axis = tensors[0], dim + tensors[0].dim() if dim < 0 else dim
         if 2 <= axis < first.dim() and all(_is_joinable(t, first, axis) for t in tensors):
             return spatial.joined(tensors, axis)
     return torch.cat(tensors, dim, **named)
 
 
-def _is_joinable(t: torch.Tensor, first: torch.Tensor, dim: int) -> bool:
-    if t.dtype is not first.dtype or t.device != first.device or t.dim() != first.dim():
+def _is_joinable(t: object, first: torch.Tensor, dim: int) -> bool:
+    if not isinstance(t, torch.Tensor) or t.dim() != first.dim():
+        return False
+    if t.dtype is not first.dtype or t.device != first.device:
         return False
     return all(a == b for axis, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if axis != dim)
 
