@@ -157,3 +157,18 @@ def test_torch_measures_nothing_when_the_choice_is_not_free(how, planned, monkey
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     convolution.convolution(x, weight)
     assert not measured
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_convolution_of_parts_runs_its_own_code_for_inputs_that_it_splits(is_large, engine, monkeypatch):
+    cogvideox = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_cogvideox")
+    conv = cogvideox.CogVideoXSafeConv3d(4, 6, 3).bfloat16().eval()
+    x, ran = given(conv), []
+    monkeypatch.setattr(convolution_layer, "_is_supported", lambda *_: True)
+    monkeypatch.setattr(convolution_layer, "_SPLIT_FROM", x.numel() * 2 + (0 if is_large else 1))
+    monkeypatch.setattr(convolution_layer, "convolution", lambda *given: ran.append(given) or "the engine's")
+    with torch.no_grad():
+        want = conv(x)
+        assert [e.became for e in fuse(conv).entries] == ["convolution"]
+        got = conv(x)
+    assert (got == "the engine's" and len(ran) == 1) if not is_large else (torch.equal(got, want) and not ran)

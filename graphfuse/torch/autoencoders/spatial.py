@@ -22,9 +22,8 @@ def is_channels_last(t: object) -> bool:
 
 def edge_padded(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     """``torch.nn.functional.pad(x, pad, mode="replicate")``, channels-last. x: [n, channels, (frames,) height, width],
-    any strides. pad: begin and end of each of the last dimensions, the last first, each at least 0."""
-    begins = [0] * (x.dim() - 2 - len(pad) // 2) + list(pad[-2::-2])
-    ends = [0] * (x.dim() - 2 - len(pad) // 2) + list(pad[::-2])
+    any strides. pad: begin and end of each dimension but the first two, the last first, each at least 0."""
+    begins, ends = pad[-2::-2], pad[::-2]
     extents = [b + n + e for b, n, e in zip(begins, x.shape[2:], ends, strict=True)]
     made = x.new_empty((x.shape[0], *extents, x.shape[1]))
     source, target = _wide(x.movedim(1, -1), made)
@@ -84,10 +83,16 @@ def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | N
     return tuple(map(int, found)) if all(s in _SCALES for s in found) else None
 
 
+def wide(t: torch.Tensor) -> torch.Tensor:
+    """A view with elements of 16 bytes, if channels, which are last, can be grouped so: torch copies one element at a
+    time."""
+    size = 16 // t.element_size()
+    if t.shape[-1] % size or t.stride(-1) != 1 or any(n % size for n in (*t.stride()[:-1], t.storage_offset())):
+        return t
+    return t.view(torch.complex128)
+
+
 def _wide(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views with elements of 16 bytes, if channels can be grouped so in both: torch copies one element at a time."""
-    size = 16 // source.element_size()
-    strides = (*source.stride()[:-1], source.storage_offset())
-    if source.shape[-1] % size or source.stride(-1) != 1 or any(stride % size for stride in strides):
-        return source, target
-    return source.view(torch.complex128), target.view(torch.complex128)
+    """Views of both, whose channels are as many and contiguous in `target`."""
+    made = wide(source)
+    return made, target if made is source else target.view(made.dtype)

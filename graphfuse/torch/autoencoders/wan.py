@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from graphfuse.torch.autoencoders import fault, roles
 from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
+from graphfuse.torch.autoencoders.spatial import wide
 from graphfuse.torch.operators.convolution import convolution
 
 
@@ -139,20 +140,13 @@ def _upsampled(block: torch.nn.Module, x: torch.Tensor, mixed: int) -> PendingSu
     """The convolution of frames at double height and width. mixed: how many frames lie one after another in the
     channels of each frame of x."""
     n, c, t, h, w = x.shape
-    wide = _wide(x.permute(0, 2, 3, 4, 1).view(n * t, h, w, mixed, c // mixed)).permute(0, 3, 1, 2, 4)
-    large = wide.new_empty((n * t, mixed, h, 2, w, 2, wide.shape[-1]))
-    large.copy_(wide[:, :, :, None, :, None].expand(large.shape))
+    small = wide(x.permute(0, 2, 3, 4, 1).view(n * t, h, w, mixed, c // mixed)).permute(0, 3, 1, 2, 4)
+    large = small.new_empty((n * t, mixed, h, 2, w, 2, small.shape[-1]))
+    large.copy_(small[:, :, :, None, :, None].expand(large.shape))
     images = large.view(x.dtype).view(n * t * mixed, 2 * h, 2 * w, c // mixed).permute(0, 3, 1, 2)
     conv = block.resample[1]
     made = convolution(images, conv.weight, padding=conv.padding)
     return PendingSum(channels_last(_frames(made, n)), conv.bias)
-
-
-def _wide(t: torch.Tensor) -> torch.Tensor:
-    """A view with elements of 16 bytes, if channels can be grouped so: torch copies one element at a time."""
-    size = 16 // t.element_size()
-    fits = t.shape[-1] % size == 0 and t.storage_offset() % size == 0
-    return t.view(torch.complex128) if fits else t
 
 
 def _upsample_frames(block: torch.nn.Module, x: torch.Tensor, cache: Cache) -> PendingSum:
