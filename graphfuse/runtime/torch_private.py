@@ -270,6 +270,14 @@ def without_modes() -> AbstractContextManager[object]:
     return (_find("utils._python_dispatch._disable_current_modes") or nullcontext)()
 
 
+def function_modes() -> tuple[Callable[..., object], ...] | None:
+    """Functions of this thread's modes of ``__torch_function__``: their number, the one at a place, and what adds one
+    and removes the innermost. None if torch lacks a name."""
+    names = "len_torch_function_stack", "get_function_stack_at", "push_on_torch_function_stack"
+    found = tuple(_find(f"_C._{name}") for name in (*names, "pop_torch_function_stack"))
+    return None if None in found else found
+
+
 def python_dispatcher() -> AbstractContextManager[object]:
     """Context in which operators use torch's rules in Python, which support symbolic extents.
 

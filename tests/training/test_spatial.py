@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from graphfuse.torch.autoencoders import spatial
-from graphfuse.torch.whole_models.channels_last import _ChannelsLast
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, outside
 
 pytestmark = pytest.mark.torch
 
@@ -88,7 +88,7 @@ LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_
     ],
 )
 def test_calls_give_what_torch_gives(call):
-    with torch.no_grad(), _ChannelsLast():
+    with torch.no_grad(), LayoutMode():
         got = call(LAST)
     want = call(LAST)
     assert got.dtype is want.dtype and torch.equal(got, want)
@@ -112,7 +112,7 @@ def test_calls_give_what_torch_gives(call):
 )
 def test_errors_are_torchs(call):
     errors = []
-    for mode in (torch.no_grad(), _ChannelsLast()):
+    for mode in (torch.no_grad(), LayoutMode()):
         with mode, pytest.raises(Exception, match=".") as found:
             call(LAST)
         errors.append((found.type, str(found.value)))
@@ -124,6 +124,28 @@ def test_a_subclass_of_tensors_is_left_to_torch(monkeypatch):
         pass
 
     monkeypatch.setattr(spatial, "edge_padded", None)
-    with torch.no_grad(), _ChannelsLast():
+    with torch.no_grad(), LayoutMode():
         made = functional.pad(LAST.as_subclass(Mine), (1,) * 6, mode="replicate")
     assert type(made) is Mine
+
+
+def test_operators_run_outside_of_the_mode():
+    seen = []
+
+    @outside
+    def operator(x, *, fails=False):
+        seen.append(torch._C._len_torch_function_stack())
+        if fails:
+            raise ValueError("as asked")
+        return functional.pad(x, (1,) * 6, mode="replicate")
+
+    with torch.no_grad(), LayoutMode() as mode:
+        operator(LAST)
+        with pytest.raises(ValueError, match="as asked"):
+            operator(LAST, fails=True)
+        assert is_last(functional.pad(LAST, (1,) * 6, mode="replicate"))
+        with torch.device("cpu"):  # a mode of the user in it
+            operator(LAST)
+        assert torch._C._get_function_stack_at(0) is mode
+    operator(LAST)
+    assert seen == [0, 0, 2, 0]

@@ -13,6 +13,11 @@ _SCALES = (1, 2, 4, 8)
 """Scales for which torch's float32 arithmetic finds the nearest element without rounding."""
 
 
+def has_layout(given: object) -> bool:
+    """True for images and frames."""
+    return isinstance(given, torch.Tensor) and given.dim() in FORMATS
+
+
 def is_channels_last(t: object) -> bool:
     """True if a tensor of images or frames is channels-last in memory, and not also contiguous."""
     if type(t) is not torch.Tensor or t.dim() not in FORMATS or t.is_contiguous():
@@ -27,19 +32,25 @@ def edge_padded(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     extents = [b + n + e for b, n, e in zip(begins, x.shape[2:], ends, strict=True)]
     made = x.new_empty((x.shape[0], *extents, x.shape[1]))
     source, target = _wide(x.movedim(1, -1), made)
-    inner = target
-    for axis, (begin, extent) in enumerate(zip(begins, x.shape[2:], strict=True), start=1):
-        inner = inner.narrow(axis, begin, extent)
-    inner.copy_(source)
-    for axis in range(x.dim() - 2, 0, -1):  # the edges of an axis hold those of the axes behind it
-        begin, extent, end = begins[axis - 1], x.shape[axis + 1], ends[axis - 1]
-        part = target
-        for before in range(1, axis):
-            part = part.narrow(before, begins[before - 1], x.shape[before + 1])
-        for start, count, edge in ((0, begin, begin), (begin + extent, end, begin + extent - 1)):
-            if count:
-                part.narrow(axis, start, count).copy_(part.narrow(axis, edge, 1).expand_as(part.narrow(axis, 0, count)))
+    if x.dim() == 4:
+        _pad_planes(source, pad, target)
+        return made.movedim(-1, 1)
+    begin, frames = begins[0], x.shape[2]
+    inner = target.narrow(1, begin, frames)
+    if any(pad[:4]):
+        for sample, place in zip(source, inner, strict=True):
+            _pad_planes(sample, pad[:4], place)
+    else:
+        inner.copy_(source)
+    for start, count, edge in ((0, begin, begin), (begin + frames, ends[0], begin + frames - 1)):
+        if count:
+            target.narrow(1, start, count).copy_(target.narrow(1, edge, 1).expand_as(target.narrow(1, 0, count)))
     return made.movedim(-1, 1)
+
+
+def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor) -> None:
+    """Pads planes, [count, height, width, channels]. To torch, channels are the width."""
+    torch.ops.aten.replication_pad3d.out(source, [0, 0, *pad], out=target)
 
 
 def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles
+from graphfuse.torch.autoencoders.layout_mode import outside
 from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
@@ -21,14 +22,21 @@ _observed = torch_private.needs_dispatcher()
 
 def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's
     """Forward that replaces the class's own."""
+    made = _convolved(self, input)
+    return type(self).forward(self, input) if made is None else made
+
+
+@outside
+def _convolved(conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor | None:
+    """The convolution of x; None if the class's own forward is to run."""
     if is_dynamo_compiling() or _observed():
-        return type(self).forward(self, input)
-    weight, bias = self.weight, self.bias  # read once, as modules look parameters up in Python
-    if not _is_supported(input, self, weight, bias):
-        return type(self).forward(self, input)
-    if type(self) not in _CLASSES and input.numel() * input.element_size() >= _SPLIT_FROM:
-        return type(self).forward(self, input)
-    return convolution(input, weight, bias, self.stride, self.padding, self.dilation)
+        return None
+    weight, bias = conv.weight, conv.bias  # read once, as modules look parameters up in Python
+    if not _is_supported(x, conv, weight, bias):
+        return None
+    if type(conv) not in _CLASSES and x.numel() * x.element_size() >= _SPLIT_FROM:
+        return None
+    return convolution(x, weight, bias, conv.stride, conv.padding, conv.dilation)
 
 
 def _is_supported(

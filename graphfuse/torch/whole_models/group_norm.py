@@ -23,6 +23,7 @@ from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.autoencoders.layout_mode import outside
 from graphfuse.torch.operators.channel_kernels import (
     LONGEST,
     channel_factors,
@@ -118,6 +119,7 @@ def _read(length: int) -> int:
     return max(_FEWEST, 1 << (length - 1).bit_length())
 
 
+@outside
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters

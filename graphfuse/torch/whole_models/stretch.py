@@ -30,6 +30,7 @@ from graphfuse.torch.analysis.trace import (
     tensors_of,
     without_copies,
 )
+from graphfuse.torch.autoencoders.layout_mode import outside
 from graphfuse.torch.regions import selection
 
 Modules = Sequence[torch.nn.Module]
@@ -68,12 +69,17 @@ class Stretch:
 
         def run_stretch(*values: object) -> Sequence[object]:
             modules, given = values[:count], values[count:]
-            found = None if is_dynamo_compiling() else self._found(modules, given)
-            if found is None or found.run is None:
-                return calls.of_modules(modules, given)
-            return found.run(*(given[s] if isinstance(s, int) else getattr(modules[s[0]], s[1]) for s in found.sources))
+            made = None if is_dynamo_compiling() else self._run(modules, given)
+            return calls.of_modules(modules, given) if made is None else made
 
         return run_stretch
+
+    @outside
+    def _run(self, modules: Modules, given: Sequence[object]) -> Sequence[object] | None:
+        found = self._found(modules, given)
+        if found is None or found.run is None:
+            return None
+        return found.run(*(given[s] if isinstance(s, int) else getattr(modules[s[0]], s[1]) for s in found.sources))
 
     def _found(self, modules: Modules, given: Sequence[object]) -> ShapedStretch | None:
         tensors = [*given]

@@ -1,0 +1,126 @@
+"""A context in which functions of torch keep the layout of channels-last images and frames, where torch's own return
+contiguous tensors for them.
+
+In the context torch calls Python for each function, and also for each property of a tensor that is read. Operators of
+graphfuse need none of the functions, and read many properties. So they run outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from graphfuse.runtime import torch_private
+from graphfuse.torch.autoencoders import spatial
+from graphfuse.torch.operators.convolution import FORMATS
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Types of tensors. Subclasses have functions of their own."""
+_modes = torch_private.function_modes()
+
+Given, Made = ParamSpec("Given"), TypeVar("Made")
+
+
+class LayoutMode(TorchFunctionMode):
+    """The context."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
+        call = _CALLS.get(function, function) if _PLAIN.issuperset(types) else function
+        return call(*args, **(kwargs or {}))
+
+
+def outside(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The function, which runs outside of the innermost context."""
+    if _modes is None:
+        return function
+    count, at, push, pop = _modes
+
+    @functools.wraps(function)
+    def call(*given: Given.args, **named: Given.kwargs) -> Made:
+        if is_dynamo_compiling() or not (depth := count()) or type(mode := at(depth - 1)) is not LayoutMode:
+            return function(*given, **named)
+        pop()
+        try:
+            return function(*given, **named)
+        finally:
+            push(mode)
+
+    return call
+
+
+def _padded(
+    input: torch.Tensor,  # noqa: A002 - as torch's, here and below
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> torch.Tensor:
+    """``pad``, whose copies of edges are channels-last for every input."""
+    is_of_all = input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2)
+    if mode == "replicate" and value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
+        return spatial.edge_padded(input, pad)
+    return functional.pad(input, pad, mode, value)
+
+
+def _interpolated(
+    input: torch.Tensor,  # noqa: A002
+    size: object = None,
+    scale_factor: object = None,
+    mode: str = "nearest",
+    *given: object,
+    **named: object,
+) -> torch.Tensor:
+    """``interpolate``, whose nearest elements are channels-last for every input."""
+    if mode == "nearest" and not given and not any(named.values()) and input.dim() in FORMATS:
+        if (scales := spatial.scales(input, size, scale_factor)) is not None:
+            return spatial.nearest(input, scales)
+    return functional.interpolate(input, size, scale_factor, mode, *given, **named)
+
+
+def _joined(tensors: Sequence[torch.Tensor], dim: int = 0, **named: object) -> torch.Tensor:
+    """``torch.cat``, which is channels-last along frames, height or width for every input."""
+    if not named and isinstance(tensors, list | tuple) and tensors and spatial.has_layout(tensors[0]):
+        first, axis = tensors[0], dim + tensors[0].dim() if dim < 0 else dim
+        if 2 <= axis < first.dim() and all(_is_joinable(t, first, axis) for t in tensors):
+            return spatial.joined(tensors, axis)
+    return torch.cat(tensors, dim, **named)
+
+
+def _is_joinable(t: object, first: torch.Tensor, dim: int) -> bool:
+    if not isinstance(t, torch.Tensor) or t.dim() != first.dim():
+        return False
+    if t.dtype is not first.dtype or t.device != first.device:
+        return False
+    return all(a == b for axis, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if axis != dim)
+
+
+def _kept(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
+    """``Tensor.contiguous``, which leaves a channels-last tensor as it is."""
+    if not given and not named and spatial.is_channels_last(input):
+        return input
+    return torch.Tensor.contiguous(input, *given, **named)
+
+
+def _viewed(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
+    """``Tensor.view``. Own code may have made the tensor contiguous for it."""
+    if spatial.is_channels_last(input) and not _is_type(*given, *named.values()):
+        return input.reshape(*given, **named)
+    return torch.Tensor.view(input, *given, **named)
+
+
+def _is_type(shape: object = None, *_: object) -> bool:
+    return isinstance(shape, torch.dtype)
+
+
+_CALLS: dict[object, Callable[..., torch.Tensor]] = {
+    functional.pad: _padded,
+    functional.interpolate: _interpolated,
+    torch.Tensor.contiguous: _kept,
+    torch.Tensor.view: _viewed,
+} | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
+"""Functions of torch that are replaced, and what replaces them."""
