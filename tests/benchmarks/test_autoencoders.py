@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from graphfuse.benchmarks.programs import wan_vae
+from graphfuse.benchmarks.programs import vae_calls
 from graphfuse.benchmarks.programs.autoencoder_cases import CASES, IMAGE, SHORT, DecodeCase
 from graphfuse.benchmarks.programs.wan_vae_cases import WAYS
 
@@ -12,7 +12,7 @@ def test_ways_without_a_compiler_compute_the_same():
     pytest.importorskip("diffusers")
     small = IMAGE | {"block_out_channels": (32,) * 4, "layers_per_block": 1}
     case = DecodeCase("AutoencoderKL", (1, 4, 4, 4), SHORT, small)
-    found = wan_vae.measure(case, {title: WAYS[title] for title in SHORT}, 2, device="cpu")
+    found = vae_calls.measure(case, {title: WAYS[title] for title in SHORT}, 2, device="cpu")
     assert all(0 < entry["error"] < 0.1 and entry["ms"]["median"] > 0 for entry in found.values()), found
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from graphfuse.benchmarks.programs import wan_vae, wan_vae_cases
+from graphfuse.benchmarks.programs import autoencoders, vae_calls, wan_vae, wan_vae_cases
 from graphfuse.benchmarks.programs.wan_vae_cases import BY_HAND, CASES, EAGER, OURS, TUNED, WAYS, VideoCase, VideoWay
 
 SIZES = {"base_dim": 8, "num_res_blocks": 1}
@@ -15,7 +15,7 @@ DECODE, ENCODE = VideoCase("decode", 2, (), 2, 3), VideoCase("encode", 2, (), 2,
 
 def measured(case: VideoCase, ways: dict[str, VideoWay]) -> dict:
     pytest.importorskip("diffusers")
-    return wan_vae.measure(case, ways, 2, device="cpu", sizes=SIZES)
+    return vae_calls.measure(case, ways, 2, device="cpu", sizes=SIZES)
 
 
 @pytest.mark.parametrize("case", [DECODE, pytest.param(ENCODE, marks=pytest.mark.further)], ids=["decode", "encode"])
@@ -54,17 +54,18 @@ def test_a_way_that_takes_too_long_or_fails_is_recorded_and_the_others_go_on():
 
 
 def test_ways_are_chosen_by_their_names():
-    assert list(wan_vae.chosen((), None)) == list(WAYS)
-    assert wan_vae.chosen(["compile_max_autotune"], None) == {TUNED: WAYS[TUNED]}
-    assert wan_vae.chosen(["compile_max_autotune"], 7) == {TUNED: dataclasses.replace(WAYS[TUNED], seconds=7)}
+    assert list(vae_calls.chosen((), None)) == list(WAYS)
+    assert vae_calls.chosen(["compile_max_autotune"], None) == {TUNED: WAYS[TUNED]}
+    assert vae_calls.chosen(["compile_max_autotune"], 7) == {TUNED: dataclasses.replace(WAYS[TUNED], seconds=7)}
 
 
 def test_one_more_way_joins_those_of_a_record():
-    first = wan_vae.merged([], str(CASES[0]), {OURS: {"ms": 1}, EAGER: {"ms": 2}})
-    both = wan_vae.merged(first, str(CASES[0]), {TUNED: {"ms": 3}})
+    order = list(map(str, CASES))
+    first = vae_calls.merged([], order[0], {OURS: {"ms": 1}, EAGER: {"ms": 2}}, order)
+    both = vae_calls.merged(first, order[0], {TUNED: {"ms": 3}}, order)
     assert list(both[0]["ways"]) == [EAGER, TUNED, OURS] and both[0]["ways"][OURS] == {"ms": 1}
-    more = wan_vae.merged(both, str(CASES[2]), {OURS: {"ms": 4}})
-    assert [case["name"] for case in more] == [str(CASES[0]), str(CASES[2])]
+    more = vae_calls.merged(both, order[2], {OURS: {"ms": 4}}, order)
+    assert [case["name"] for case in more] == [order[0], order[2]]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,13 @@ def test_one_more_way_joins_those_of_a_record():
             "max: there are eager, eager_channels_last, compile, compile_graphfuse, compile_max_autotune, fuse",
         ),
         (["--seconds", "0"], "accepted: a number above 0"),
-        (["--only", "decode"], "decode: there are decode-3x60x104"),
+        (["--only", "decode", "dcode"], "dcode: there are decode-3x60x104"),
         (["--resume"], "give --record FOLDER"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(arguments, said, capsys):
+@pytest.mark.parametrize("program", [wan_vae, autoencoders])
+def test_what_is_not_there_is_refused_with_what_is(program, arguments, said, capsys):
     with pytest.raises(SystemExit) as error:
-        wan_vae.main(arguments)
+        program.main(arguments)
+    said = said.replace(str(CASES[0]), str(program.CASES[0]))
     assert error.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
