@@ -188,3 +188,21 @@ def test_in_a_compiled_program():
     with torch.no_grad():
         made = torch.compile(vae.decoder, backend="eager")(x)
         assert made.is_contiguous() and torch.equal(made, vae.decoder(x))
+
+
+def test_convolutions_of_repeated_edges_run_other_calls_as_they_did():
+    vae = autoencoders.made("AutoencoderKLLTXVideo").eval().bfloat16()
+    conv = next(m for m in vae.decoder.modules() if type(m).__name__ == "LTXVideoCausalConv3d")
+    x = drawn(1, conv.in_channels, 3, 4, 5).bfloat16()
+    last = x.contiguous(memory_format=torch.channels_last_3d)
+    own = {causal: _called(conv, last, causal) for causal in (True, False)}
+    fuse(vae)
+    for given, gradients in ((x, False), (last, False), (last, True)):
+        for causal, want in own.items():
+            with torch.set_grad_enabled(gradients):
+                torch.testing.assert_close(_called(conv, given, causal), want, rtol=2e-2, atol=2e-2)
+
+
+def _called(conv: torch.nn.Module, x: torch.Tensor, causal: bool) -> torch.Tensor:
+    conv.is_causal = causal
+    return conv(x)

@@ -28,7 +28,16 @@ def is_last(t: torch.Tensor) -> bool:
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    "pad", [(1, 1, 1, 1, 2, 0), (0, 1, 2, 0, 0, 0), (0,) * 6, (3, 2, 1, 0, 1, 4), (1, 1, 1, 1), (0, 3, 2, 0)]
+    "pad",
+    [
+        (1, 1, 1, 1, 2, 0),
+        (0, 1, 2, 0, 0, 0),
+        (0,) * 6,
+        (3, 2, 1, 0, 1, 4),
+        (0, 0, 0, 0, 1, 2),
+        (1, 1, 1, 1),
+        (0, 3, 2, 0),
+    ],
 )
 def test_edge_padded(pad, dtype, channels):
     for x in views((2, channels, 3, 4, 5)[: len(pad) // 2 + 2], dtype):
@@ -53,6 +62,15 @@ def test_joined(dim, channels):
         if all(m == n for axis, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if axis != dim):
             got = spatial.joined([a, b, a], dim)
             assert torch.equal(got, torch.cat([a, b, a], dim)) and is_last(got)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4])
+def test_joined_with_what_is_first(dim):
+    for x in views((2, 16, 3, 4, 4), torch.float16):
+        first = x.narrow(dim, 0, 1)
+        for before in ([first] * 2, [first], [first.clone(), first], [x.narrow(dim, 1, 1)]):
+            got = spatial.joined([*before, x], dim)
+            assert torch.equal(got, torch.cat([*before, x], dim)) and is_last(got)
 
 
 def test_scales():

@@ -29,6 +29,7 @@ DECODER = "decoder"
 IMAGES = "encoder or decoder of images"
 FRAMES = "encoder or decoder of frames"
 SPLIT = "convolution of parts"
+REPEATED = "convolution of repeated edges"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -69,6 +70,7 @@ _ROLES = {
     "e02ed3fa74a67b75": FRAMES,  # LTX-Video
     "eb31a4a3f3b7c635": FRAMES,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
+    "1694c050155a5772": REPEATED,  # LTX-Video
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
 decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""

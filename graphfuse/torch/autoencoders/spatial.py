@@ -34,17 +34,16 @@ def edge_padded(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     source, target = _wide(x.movedim(1, -1), made)
     if x.dim() == 4:
         _pad_planes(source, pad, target)
-        return made.movedim(-1, 1)
-    begin, frames = begins[0], x.shape[2]
-    inner = target.narrow(1, begin, frames)
-    if any(pad[:4]):
-        for sample, place in zip(source, inner, strict=True):
-            _pad_planes(sample, pad[:4], place)
+    elif not any(pad[:4]):
+        for sample, place in zip(source, target, strict=True):  # a frame is a row of one plane
+            _pad_planes(sample.flatten(1, 2)[None], (0, 0, *pad[4:]), place.flatten(1, 2)[None])
     else:
-        inner.copy_(source)
-    for start, count, edge in ((0, begin, begin), (begin + frames, ends[0], begin + frames - 1)):
-        if count:
-            target.narrow(1, start, count).copy_(target.narrow(1, edge, 1).expand_as(target.narrow(1, 0, count)))
+        begin, frames = begins[0], x.shape[2]
+        for sample, place in zip(source, target.narrow(1, begin, frames), strict=True):
+            _pad_planes(sample, pad[:4], place)
+        for start, count, edge in ((0, begin, begin), (begin + frames, ends[0], begin + frames - 1)):
+            if count:
+                target.narrow(1, start, count).copy_(target.narrow(1, edge, 1).expand_as(target.narrow(1, 0, count)))
     return made.movedim(-1, 1)
 
 
@@ -68,6 +67,9 @@ def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
 def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """``torch.cat(tensors, dim)``, channels-last. tensors: [n, channels, (frames,) height, width], of one type and any
     strides. dim: from 2, of frames, height or width."""
+    *others, last = tensors
+    if all(_is_first(t, last, dim) for t in others):
+        return edge_padded(last, [*[0] * (2 * (last.dim() - dim - 1)), len(others), *[0] * (2 * dim - 3)])
     axis, rank = dim - 1, tensors[0].dim()
     extents = [tensors[0].shape[0], *tensors[0].shape[2:], tensors[0].shape[1]]
     extents[axis] = sum(t.shape[dim] for t in tensors)
@@ -79,6 +81,11 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
         target.copy_(source)
         start += t.shape[dim]
     return made.movedim(-1, 1)
+
+
+def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
+    """True if `t` is a view of what x has first along a dimension."""
+    return t.shape[dim] == 1 and t.data_ptr() == x.data_ptr() and t.stride() == x.stride() and 0 not in x.shape
 
 
 def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | None:
