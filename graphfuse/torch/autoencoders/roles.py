@@ -30,6 +30,8 @@ IMAGES = "encoder or decoder of images"
 FRAMES = "encoder or decoder of frames"
 SPLIT = "convolution of parts"
 REPEATED = "convolution of repeated edges"
+CACHED = "causal convolution with kept frames"
+SPATIAL_NORM = "spatial norm"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -71,6 +73,8 @@ _ROLES = {
     "eb31a4a3f3b7c635": FRAMES,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
     "1694c050155a5772": REPEATED,  # LTX-Video
+    "bfee60e7f91eb486": CACHED,  # CogVideoX and Mochi
+    "18503d9ff0c715f2": SPATIAL_NORM,  # CogVideoX
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
 decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""

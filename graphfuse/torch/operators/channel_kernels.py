@@ -98,6 +98,21 @@ def _moments(of: str) -> tuple[TensorParameter, ...]:
     )
 
 
+def _of_places(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
+    """Shape of a number for each channel of each place of latents. The input is [1, frames, height of the latents,
+    rows of one, width of the latents, columns of one, channels]."""
+    return (tuple(1 if axis in (3, 5) else extent for axis, extent in enumerate(shapes["input"])),)
+
+
+def _draw_modulated(d: GraphBuilder) -> None:
+    def of_channels(name: str) -> Tensor:
+        return d[name].set_dim((1,) * (d.rank - 1) + d.layouts[name].shape[-1:])
+
+    normal = d.graph.add(d.graph.mul(d["input"], of_channels("scale")), of_channels("shift"))
+    product = d.graph.mul(d.rounded(normal, "input"), d["factor"])
+    d.store("out", d.graph.add(d.rounded(product, "input"), d["summand"]))
+
+
 _SCALE, _SHIFT = (TensorParameter(name, FLOAT, _of_channels) for name in ("scale", "shift"))
 _OUT = TensorParameter("out", FLOATS, like("input"), written=True, new=type_of("input"))
 _ARGUMENTS = (INPUT, _SCALE, _SHIFT, _OUT)
@@ -181,3 +196,34 @@ def scaled_channels_silu(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """SiLU of ``scaled_channels``, both rounded."""
+
+
+_LATENTS = tuple(TensorParameter(name, FLOATS, _of_places) for name in ("factor", "summand"))
+
+
+@function(
+    Variant(
+        (
+            TensorParameter("input", FLOATS, row_axes=6),
+            *(TensorParameter(name, FLOAT, lambda shapes: ((1, shapes["input"][-1]),)) for name in ("scale", "shift")),
+            *_LATENTS,
+            _OUT,
+        ),
+        _draw_modulated,
+    ),
+    "out",
+)
+def modulated_channels(
+    input: torch.Tensor,  # noqa: A002
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    factor: torch.Tensor,
+    summand: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``scaled_channels`` * factor + summand, each rounded.
+
+    input: (1, frames, height, m, width, n, channels), frames of which each place of latents has m by n places; any
+    strides; bfloat16, float16 or float32. scale, shift: float32, (1, channels). factor, summand: (1, frames, height, 1,
+    width, 1, channels), of these types. Errors as in ``rmsnorm``.
+    """

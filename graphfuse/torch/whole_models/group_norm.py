@@ -54,7 +54,7 @@ View = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Views:
+class Views:
     """Views of a tensor (samples, channels, ...) and of the memory of its moments.
 
     pieces: of x, for its moments.
@@ -83,7 +83,7 @@ class _Views:
 
 
 @functools.lru_cache(maxsize=1024)
-def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> _Views | None:
+def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> Views | None:
     """The views of a tensor; None if its places are not equally far apart in memory, or do not form pieces."""
     (n, c, *extents), (of_sample, of_channel, *_) = shape, strides
     step, size = joined(extents, strides[2:], len(extents)), piece(extents)
@@ -111,7 +111,7 @@ def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> _Views 
         moments = (n, count, c, 1), (c * count, 1, count, 1)
     second = -(-half // _ALIGNED) * _ALIGNED
     memory = second + half + _read(length)
-    return _Views(pieces, whole, made, memory, second, moments, rows, float(length), channels, float(of_group))
+    return Views(pieces, whole, made, memory, second, moments, rows, float(length), channels, float(of_group))
 
 
 def _read(length: int) -> int:
@@ -124,6 +124,18 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
+    if (found := factors(x, norm)) is None:
+        return None
+    views, scale, shift = found
+    made = (scaled_channels_silu if silu else scaled_channels)(
+        x.as_strided(*(views.whole or views.pieces)), scale, shift
+    )
+    return made.as_strided(*views.made)
+
+
+def factors(x: torch.Tensor, norm: torch.nn.GroupNorm) -> tuple[Views, torch.Tensor, torch.Tensor] | None:
+    """Views of x, and the factor and the summand of each channel of each sample, float32, [samples, channels]; None
+    where `group_norm` is."""
     if is_dynamo_compiling() or _observed():
         return None
     weight, bias = norm.weight, norm.bias  # read once, as modules look parameters up in Python
@@ -143,10 +155,7 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
             variance.as_strided(*views.channels),
             views.of_group,
         )
-    scale, shift = channel_factors(means, variances, weight, bias, length)
-    whole = pieces if views.whole is None else x.as_strided(*views.whole)
-    made = (scaled_channels_silu if silu else scaled_channels)(whole, scale, shift)
-    return made.as_strided(*views.made)
+    return views, *channel_factors(means, variances, weight, bias, length)
 
 
 def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:

@@ -22,6 +22,7 @@ from graphfuse.torch.whole_models import (
     group_norm,
     layer,
     pairs,
+    spatial_norm,
     tensor_parallel,
 )
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
@@ -82,7 +83,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        for replace in (group_norm.replace, convolution_layer.replace):
+        for replace in (group_norm.replace, convolution_layer.replace, spatial_norm.replace):
             if (entry := replace(name, module)) is not None:
                 entries.append(entry)
         entries += pairs.replace(name, module, own)

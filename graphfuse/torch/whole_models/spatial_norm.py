@@ -1,0 +1,94 @@
+"""The spatial norm of CogVideoX: group norm times a factor plus a summand, which convolutions make from latents.
+
+The class upsamples the latents to the places of its input, and then runs its two convolutions of 1 x 1 x 1. Each place
+of the latents stands for several places, whose factors and summands are equal. So the convolutions run before height
+and width are upsampled, and one kernel reads their results for the norm.
+"""
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from graphfuse.torch.analysis import set_forward
+from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.autoencoders import roles, spatial
+from graphfuse.torch.autoencoders.layout_mode import outside
+from graphfuse.torch.operators.channel_kernels import modulated_channels
+from graphfuse.torch.whole_models import group_norm
+
+BECAME = "spatial_norm"
+_ONE = (1, 1, 1)
+
+
+def replace(name: str, module: torch.nn.Module) -> Entry | None:
+    """Sets the forward of a spatial norm, and returns its entry; None for any other module."""
+    if roles.role(module) != roles.SPATIAL_NORM or not set_forward.is_free(module):
+        return None
+    set_forward.set_on(module, forward)
+    return Entry(name, type(module).__name__, BECAME, "where its group norm is, in channels-last")
+
+
+def forward(
+    self: torch.nn.Module,
+    f: torch.Tensor,
+    zq: torch.Tensor,
+    conv_cache: dict[str, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Forward that replaces the class's own."""
+    made = None if is_dynamo_compiling() else _normed(self, f, zq)
+    return type(self).forward(self, f, zq, conv_cache) if made is None else made
+
+
+def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[torch.Tensor, dict] | None:
+    """The result of the class's forward, for channels-last f without gradients; None if that is to run."""
+    if not spatial.is_channels_last(f) or type(zq) is not torch.Tensor or zq.dim() != 5:
+        return None
+    if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0] or not set_forward.is_plain(norm.norm_layer):
+        return None
+    convolutions = norm.conv_y, norm.conv_b
+    if not all(_is_of_places(of, zq.shape[1], f.shape[1]) for of in convolutions):
+        return None
+    frames, *extents = f.shape[2:]
+    is_split = frames > 1 and frames % 2 == 1
+    parts = ((zq[:, :, :1], 1), (zq[:, :, 1:], frames - 1)) if is_split else ((zq, frames),)
+    scales = [spatial.scales(z, (count, *extents), None) for z, count in parts]
+    if None in scales or (factors := outside(group_norm.factors)(f, norm.norm_layer)) is None:
+        return None
+    if any(by[0] != 1 for by in scales):
+        zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
+    height, width = scales[-1][1:]
+    y, b = (of.conv(zq) for of in convolutions)
+    made = _modulated(f, factors[1:], y, b, (height, width))
+    kept = spatial.nearest(zq, (1, height, width))
+    return made, {"conv_y": kept, "conv_b": kept}
+
+
+def _is_of_places(causal: torch.nn.Module, given: int, made: int) -> bool:
+    """True if a causal convolution makes so many channels of so many, of each place alone. It then passes its whole
+    input on as kept frames."""
+    if roles.role(causal) != roles.CACHED or not set_forward.is_plain(causal):
+        return False
+    conv = causal.conv
+    if (conv.in_channels, conv.out_channels) != (given, made) or conv.padding != (0, 0, 0):
+        return False
+    return causal.time_kernel_size == 1 and conv.kernel_size == conv.stride == _ONE and causal.pad_mode == "constant"
+
+
+@outside
+def _modulated(
+    f: torch.Tensor,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    y: torch.Tensor,
+    b: torch.Tensor,
+    scale: tuple[int, int],
+) -> torch.Tensor:
+    """(f * factor + summand of each channel) * y + b, channels-last. scale: places of a place of y and b."""
+    n, channels, frames, *extents = f.shape
+    (height, rows), (width, columns) = ((extent // by, by) for extent, by in zip(extents, scale, strict=True))
+    shape, of_latents = (1, frames, height, rows, width, columns, channels), (1, frames, height, 1, width, 1, channels)
+    made = torch.empty((n, frames, *extents, channels), dtype=f.dtype, device=f.device)
+    places, y, b = (t.movedim(1, -1) for t in (f, y, b))
+    for i in range(n):
+        of_channels = (t[i : i + 1] for t in factors)
+        of_sample = (t[i].reshape(of_latents) for t in (y, b))
+        modulated_channels(places[i].view(shape), *of_channels, *of_sample, out=made[i].view(shape))
+    return made.movedim(-1, 1)
