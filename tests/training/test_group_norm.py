@@ -114,6 +114,15 @@ def test_on_kernels(shape, groups, last, launched, moments_read):
     assert len(launched) == (3 if moments_read == "of pieces" else 4)
 
 
+@pytest.mark.parametrize("shape", [(2, 16, 3, 15), (1, 24, 3, 9, 25), (1, 16, 2, 17)], ids=str)
+def test_places_without_a_power_of_two(shape, launched):
+    of = norm(4, shape[1], torch.bfloat16)
+    check(of, drawn(*shape, dtype=torch.bfloat16, last=True))
+    assert launched and group_norm.group_norm(drawn(*shape, dtype=torch.bfloat16), of) is None
+    prime = drawn(1, 16, 1, 257, dtype=torch.bfloat16, last=True)
+    assert group_norm.group_norm(prime, of) is None
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])
 def test_torch_allocates_and_views_and_does_nothing_else(last, launched):
     of, act, x = norm(), torch.nn.SiLU(), drawn(1, 16, 8, 16, last=last)

@@ -15,15 +15,21 @@ from graphfuse.functional.operator import LIBRARY
 from graphfuse.torch.operators.channel_kernels import row_moments
 
 _SHORTEST, _LONGEST = 16, 256
-"""Elements of a piece, at least and at most. Powers of two, so that few kernels serve all extents. The moments of
-shorter pieces would be as many bytes as are read."""
+"""Elements of a piece, at least and at most. The moments of shorter pieces would be as many bytes as are read."""
 
 
-def piece(extents: Sequence[int]) -> int:
-    """Places of a piece, given the extents of all places; 0 if pieces would be too short."""
+def piece(extents: Sequence[int], any_length: bool = False) -> int:
+    """Places of a piece, given the extents of all places; 0 if pieces would be too short.
+
+    It is a power of two, so that few kernels serve all extents. any_length: whether it may be another number where no
+    power of two is long enough. Rows of such pieces are not aligned, unless channels are last.
+    """
     places = math.prod(extents)
     found = min(places & -places, _LONGEST)
-    return found if found >= _SHORTEST else 0
+    if found >= _SHORTEST:
+        return found
+    lengths = range(min(places, _LONGEST), _SHORTEST - 1, -1) if any_length else ()
+    return next((length for length in lengths if places % length == 0), 0)
 
 
 def in_pieces(x: torch.Tensor) -> tuple[torch.Tensor, bool] | None:

@@ -86,7 +86,8 @@ class Views:
 def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> Views | None:
     """The views of a tensor; None if its places are not equally far apart in memory, or do not form pieces."""
     (n, c, *extents), (of_sample, of_channel, *_) = shape, strides
-    step, size = joined(extents, strides[2:], len(extents)), piece(extents)
+    step = joined(extents, strides[2:], len(extents))
+    size = piece(extents, any_length=step != 1)
     if not n or not size or step is None or step != 1 and of_channel != 1:
         return None
     places, of_group = math.prod(extents), c // groups
