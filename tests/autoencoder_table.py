@@ -48,7 +48,7 @@ def _pairs(vae: torch.nn.Module, entry: Entry) -> int:
         return 0
     names = [name for name, m in vae.get_submodule(entry.name).named_children() if type(m) is torch.nn.SiLU]
     if entry.became == "group_norm":
-        return len(entry.why.split("; "))
+        return sum(" and " in pair for pair in entry.why.split("; "))
     return int("swish" in entry.why or any(f"and {name}" in entry.why for name in names))
 
 

@@ -204,6 +204,25 @@ def test_frames_as_images_are_read_where_they_lie(device, plan_on, ran):
     torch.testing.assert_close(made.double(), exact(of, x), rtol=2**-7, atol=1e-2)
 
 
+def test_a_module_that_norms_each_frame(launched):
+    mochi = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_mochi")
+    of = mochi.MochiChunkedGroupNorm3D(16, num_groups=4, chunk_size=2).bfloat16().requires_grad_(False)
+    of.norm_layer = norm(dtype=torch.bfloat16)
+    x = drawn(2, 16, 3, 4, 8, dtype=torch.bfloat16, last=True)
+    wanted = exact(of.norm_layer, x.transpose(1, 2).flatten(0, 1)).unflatten(0, (2, 3)).transpose(1, 2)
+    model = torch.nn.Sequential(of)
+    assert [e.became for e in fuse(model).replaced if e.name == "0"] == [group_norm.BECAME]
+    with_silu = F.silu(wanted.bfloat16().double())
+    for call, full in ((model, wanted), (lambda x: group_norm.followed(of, torch.nn.SiLU(), x), with_silu)):
+        made = call(x)
+        assert len(launched) == 3 and made.movedim(1, -1).is_contiguous()
+        assert (made - full).abs().max() <= 2**-7 * full.abs().max()
+        launched.clear()
+    parts = []
+    of.norm_layer.register_forward_hook(lambda *given: parts.append(given))
+    assert (model(x) - wanted).abs().max() <= 2**-7 * wanted.abs().max() and len(parts) == 3
+
+
 def test_far_from_zero_it_is_as_exact_as_torch():
     of, x = norm(), drawn(1, 16, 32, 32) + 500
     wanted = exact(of, x)

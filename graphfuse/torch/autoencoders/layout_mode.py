@@ -117,8 +117,17 @@ def _is_type(shape: object = None, *_: object) -> bool:
     return isinstance(shape, torch.dtype)
 
 
+def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
+    """``linear``, whose product adds the bias for rows of any rank. Torch's own adds it in another kernel from four
+    dimensions on."""
+    if bias is not None and input.dim() > 3 and input.numel() and input.is_contiguous():
+        return functional.linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
+    return functional.linear(input, weight, bias)
+
+
 _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     functional.pad: _padded,
+    functional.linear: _multiplied,
     functional.interpolate: _interpolated,
     torch.Tensor.contiguous: _kept,
     torch.Tensor.view: _viewed,

@@ -32,6 +32,7 @@ SPLIT = "convolution of parts"
 REPEATED = "convolution of repeated edges"
 CACHED = "causal convolution with kept frames"
 SPATIAL_NORM = "spatial norm"
+FRAME_NORM = "group norm of each frame"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -75,6 +76,7 @@ _ROLES = {
     "1694c050155a5772": REPEATED,  # LTX-Video
     "bfee60e7f91eb486": CACHED,  # CogVideoX and Mochi
     "18503d9ff0c715f2": SPATIAL_NORM,  # CogVideoX
+    "f79a7221d52bc2ac": FRAME_NORM,  # Mochi
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
 decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""

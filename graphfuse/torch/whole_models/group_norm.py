@@ -23,6 +23,7 @@ from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
+from graphfuse.torch.autoencoders import roles
 from graphfuse.torch.autoencoders.layout_mode import outside
 from graphfuse.torch.operators.channel_kernels import (
     LONGEST,
@@ -176,17 +177,36 @@ def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: t
     return True
 
 
-def forward(self: torch.nn.GroupNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling
-    """Forward that replaces the class's own."""
-    made = group_norm(input, self)
+def _of_module(x: torch.Tensor, norm: torch.nn.Module, silu: bool = False) -> torch.Tensor | None:
+    """`group_norm` by a module that is a group norm or norms each frame with one; None also for any other module."""
+    if is_dynamo_compiling():
+        return None
+    if type(norm) is torch.nn.GroupNorm:
+        return group_norm(x, norm, silu)
+    if roles.role(norm) != roles.FRAME_NORM or not isinstance(x, torch.Tensor) or x.dim() != 5 or not x.shape[0]:
+        return None
+    if why_not_replaced(norm):
+        return None
+    made = group_norm(x.transpose(1, 2).flatten(0, 1), norm.norm_layer, silu)
+    return None if made is None else made.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+
+
+def forward(self: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's spelling
+    """Forward that replaces that of a group norm."""
+    made = _of_module(input, self)
     return type(self).forward(self, input) if made is None else made
+
+
+def forward_of_frames(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Forward that replaces that of a module which norms each frame."""
+    return forward(self, x)
 
 
 def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The activation of the norm of x."""
-    if type(norm) is torch.nn.GroupNorm and type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
+    if type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
         if set_forward.is_plain(norm) and set_forward.is_plain(activation):
-            made = group_norm(x, norm, silu=True)
+            made = _of_module(x, norm, silu=True)
             if made is not None:
                 return made
     return activation(norm(x))
@@ -207,21 +227,30 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
 
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
-    """Sets the forward of a group norm, and returns its entry; None for any other module."""
-    if not isinstance(module, torch.nn.GroupNorm):
+    """Sets the forward of a group norm, or of a module that norms each frame with one, and returns its entry; None for
+    any other module."""
+    is_of_frames, kind = roles.role(module) == roles.FRAME_NORM, type(module).__name__
+    if not is_of_frames and not isinstance(module, torch.nn.GroupNorm):
         return None
-    kind = type(module).__name__
     if why := why_not_replaced(module):
-        return Entry(name, kind, why=why)
-    set_forward.set_on(module, forward)
-    return Entry(name, kind, BECAME, f"from {LEAST} elements, or {LEAST_CHANNELS_LAST} in channels-last")
+        return None if is_of_frames else Entry(name, kind, why=why)
+    set_forward.set_on(module, forward_of_frames if is_of_frames else forward)
+    told = f"from {LEAST} elements, or {LEAST_CHANNELS_LAST} in channels-last"
+    return Entry(name, kind, BECAME, f"all frames at once, {told}" if is_of_frames else told)
 
 
-def why_not_replaced(norm: torch.nn.GroupNorm) -> str:
-    if type(norm) is not torch.nn.GroupNorm:
-        return "its class is not torch's"
-    if norm.weight is None or norm.bias is None:
-        return "it has no weight or no bias"
+def is_replaceable(module: torch.nn.Module) -> bool:
+    """True for a group norm, and for a module that norms each frame with one, if it is replaced."""
+    is_one = isinstance(module, torch.nn.GroupNorm) or roles.role(module) == roles.FRAME_NORM
+    return is_one and not why_not_replaced(module)
+
+
+def why_not_replaced(norm: torch.nn.Module) -> str:
     if not set_forward.runs_its_class(norm):
         return set_forward.ALREADY_SET
-    return ""
+    if not isinstance(norm, torch.nn.GroupNorm):
+        inner = norm.norm_layer
+        return why_not_replaced(inner) if set_forward.is_plain(inner) else "its group norm has hooks"
+    if type(norm) is not torch.nn.GroupNorm:
+        return "its class is not torch's"
+    return "it has no weight or no bias" if norm.weight is None or norm.bias is None else ""

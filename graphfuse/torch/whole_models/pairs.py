@@ -26,9 +26,7 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     """Sets the forward of a module that has such pairs. norms: those of its modules that are one kernel each, by name;
     group norms are recognized here."""
     kind, children = type(module).__name__, dict(module.named_children())
-    of_groups = {
-        n for n, m in children.items() if isinstance(m, torch.nn.GroupNorm) and not group_norm.why_not_replaced(m)
-    }
+    of_groups = {n for n, m in children.items() if group_norm.is_replaceable(m)}
     activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
     own, may_have_pairs = type(module).forward, activations and (of_groups or norms)
     if set_forward.is_set_on(module) or not may_have_pairs or not isinstance(own, FunctionType):
