@@ -3,8 +3,9 @@
     python -m graphfuse.benchmarks.programs.autoencoders [--record FOLDER] [--resume] [--only TEXT ...]
                                                          [--ways WAY ...] [--seconds N] [--rounds N] [--top N]
 
-Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel is
-the profiler's. Memory is torch's peak over what was allocated before the call.
+Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. Beside them are those of a CUDA
+graph of the call, without the host's part. The time by kind of kernel is the profiler's. Memory is torch's peak over
+what was allocated before the call.
 
 The record is written after each case. With --resume, --only and --ways a session can measure some of them, and keep
 the others of the record that is there.

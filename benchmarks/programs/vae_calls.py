@@ -68,6 +68,19 @@ def sample(call: Callable[[], object]) -> float:
     return turns.between_events(call) if torch.cuda.is_available() else milliseconds(call, lambda: None)
 
 
+def _as_graph(call: Callable[[], object], rounds: int) -> dict[str, float] | None:
+    """Milliseconds of a call that is replayed as a CUDA graph, without the host's part; None if it is not captured."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError:
+        return None
+    return turns.quartiles([turns.between_events(graph.replay) for _ in range(rounds)])
+
+
 def measure(
     case: Case,
     ways: Mapping[str, VideoWay],
@@ -113,6 +126,8 @@ def measure(
                 "kernels": sum(count for count, _ in kernels.values()),
                 "longest": kernel_times.longest(kernels, KEPT),
             }
+            if on_gpu:
+                entries[title]["graph_ms"] = _as_graph(calls[title], rounds)
             if top:
                 print(f"\n{case}, {title}: kernels by time\n{kernel_times.told(kernels, top)}")
     return entries
@@ -121,12 +136,14 @@ def measure(
 def times(content: dict) -> tables.Table:
     def cells(w: dict) -> tuple[str, ...]:
         if "ms" not in w:
-            return (w["failed"], "-", "-", "-")
-        return (tables.spread(w["ms"], 1), f"{w['error']:.4f}", f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}")
+            return (w["failed"], *"----")
+        graph = tables.spread(w["graph_ms"], 1) if w.get("graph_ms") else "-"
+        memory, first = f"{w['peak_bytes'] / 2**30:.2f}", f"{w['first_s']:.1f}"
+        return (tables.spread(w["ms"], 1), graph, f"{w['error']:.4f}", memory, first)
 
     return tables.Table(
         "a call, in milliseconds: median (quartiles)",
-        ("case", "way", "ms", "error against float32", "peak GiB", "first call, s"),
+        ("case", "way", "ms", "as a CUDA graph", "error against float32", "peak GiB", "first call, s"),
         [(case["name"], way, *cells(w)) for case in content["cases"] for way, w in case["ways"].items()],
         left=2,
     )

@@ -3,10 +3,11 @@
     python -m graphfuse.benchmarks.programs.wan_vae [--record FOLDER] [--resume] [--only CASE ...] [--ways WAY ...]
                                                     [--seconds N] [--rounds N] [--quick] [--top N]
 
-Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. The time by kind of kernel, and
-that of the kernels that take longest, is the profiler's. Memory is torch's peak over what was allocated before the
-call. First calls are measured in processes of their own: eager's, and ours with no kernels kept and with those of the
-process before. `graphfuse bench wan-vae` is this program.
+Times are of whole calls, the host's part in them, from CUDA events, all ways in turns. Beside them are those of a CUDA
+graph of the call, without the host's part. The time by kind of kernel, and that of the kernels that take longest, is
+the profiler's. Memory is torch's peak over what was allocated before the call. First calls are measured in processes of
+their own: eager's, and ours with no kernels kept and with those of the process before. `graphfuse bench wan-vae` is
+this program.
 
 The record is written after each case. torch.compile takes minutes: with --resume, --only and --ways a session can
 measure some ways, and keep the others of the record that is there. The slowest, alone:
