@@ -200,7 +200,7 @@ def asked(
     given = parser.parse_args(arguments)
     study.refuse(parser, given)
     for one in given.only:
-        if one not in names:
+        if not any(one in str(case) for case in cases):
             parser.error(f"--only {one}: there are {names}")
     for one in given.ways:
         if one not in NAMES:
@@ -221,13 +221,11 @@ def chosen(names: Sequence[str], seconds: float | None) -> dict[str, VideoWay]:
 
 
 def merged(cases: Sequence[dict], name: str, entries: dict[str, dict], order: Sequence[str]) -> list[dict]:
-    """Cases with entries of one more, or of more ways of one that is there. order: names of the cases of the study."""
+    """Cases with entries of one more, or of more ways of one that is there. order: names of the cases of the study,
+    which are kept."""
     found = {case["name"]: dict(case["ways"]) for case in cases}
     found[name] = found.get(name, {}) | entries
-    return [
-        {"name": n, "ways": {way: found[n][way] for way in WAYS if way in found[n]}}
-        for n in sorted(found, key=order.index)
-    ]
+    return [{"name": n, "ways": {way: found[n][way] for way in WAYS if way in found[n]}} for n in order if n in found]
 
 
 def run(
@@ -244,12 +242,15 @@ def run(
         before = json.loads(file.read_text())
         content |= {key: before[key] for key in (*others, "cases") if key in before}
     ways, order = chosen(asked.ways, asked.seconds), [str(case) for case in cases]
+    named = [case for case in cases if not asked.only or any(one in str(case) for one in asked.only)]
+    found = [(case, {title: ways[title] for title in case.ways if title in ways}) for case in named]
+    if not any(of_case for _, of_case in found):
+        raise SystemExit(f"{study.name}: no case of these names has these ways")
     if OURS in ways:
         content |= {key: made() for key, made in others.items() if key not in content}
     with untuned():
-        for case in cases:
-            of_case = {title: ways[title] for title in case.ways if title in ways}
-            if not of_case or asked.only and not any(one in str(case) for one in asked.only):
+        for case, of_case in found:
+            if not of_case:
                 continue
             entries = measure(case, of_case, rounds, asked.top)
             content["cases"] = merged(content["cases"], str(case), entries, order)

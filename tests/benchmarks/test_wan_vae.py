@@ -66,6 +66,7 @@ def test_one_more_way_joins_those_of_a_record():
     assert list(both[0]["ways"]) == [EAGER, TUNED, OURS] and both[0]["ways"][OURS] == {"ms": 1}
     more = vae_calls.merged(both, order[2], {OURS: {"ms": 4}}, order)
     assert [case["name"] for case in more] == [order[0], order[2]]
+    assert vae_calls.merged(more, order[2], {}, order[2:]) == more[1:]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Autoencoders of diffusers in 16 bits: weights channels-last, results where they were."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -188,6 +189,30 @@ def test_in_a_compiled_program():
     with torch.no_grad():
         made = torch.compile(vae.decoder, backend="eager")(x)
         assert made.is_contiguous() and torch.equal(made, vae.decoder(x))
+
+
+@pytest.mark.parametrize("of", VIDEOS)
+def test_pickled_models_run_their_classes(of):
+    vae = autoencoders.made(of).eval().bfloat16()
+    x = drawn(*autoencoders.SMALL[of].shape).bfloat16()
+    with torch.no_grad():
+        want = vae.encode(x).latent_dist.mode()
+        fuse(vae)
+        loaded = pickle.loads(pickle.dumps(vae))
+        assert all("forward" not in vars(m) or set_forward.is_free(m) for m in loaded.modules())
+        made = loaded.encode(x).latent_dist.mode()
+    assert distance(made.float(), want.float()) < 0.02  # its weights stay channels-last
+
+
+def test_a_part_that_is_compiled_runs_in_its_decoder():
+    vae = autoencoders.made("AutoencoderKLCogVideoX").eval().bfloat16()
+    fuse(vae)
+    x = drawn(1, vae.config.latent_channels, 3, 2, 2).bfloat16()
+    with torch.no_grad():
+        want = vae.decoder(x)[0]
+        vae.decoder.mid_block.compile(backend="eager")
+        made = vae.decoder(x)[0]
+    assert distance(made.float(), want.float()) < 0.02
 
 
 def test_convolutions_of_repeated_edges_run_other_calls_as_they_did():

@@ -223,6 +223,26 @@ def test_a_module_that_norms_each_frame(launched):
     assert (model(x) - wanted).abs().max() <= 2**-7 * wanted.abs().max() and len(parts) == 3
 
 
+def test_attributes_that_torch_refuses_are_refused_by_torch():
+    def groups(of):
+        of.num_groups = 5
+
+    def weight(of):
+        of.weight = torch.nn.Parameter(torch.ones(8))
+
+    x = drawn(1, 16, 4, 8, last=True)
+    for change in (groups, weight):
+        of = norm()
+        fuse(model := torch.nn.Sequential(of))
+        change(of)
+        errors = []
+        for call in (torch.nn.GroupNorm.forward, lambda _, x, model=model: model(x)):
+            with pytest.raises(RuntimeError) as found:
+                call(of, x)
+            errors.append(str(found.value))
+        assert errors[0] == errors[1]
+
+
 def test_far_from_zero_it_is_as_exact_as_torch():
     of, x = norm(), drawn(1, 16, 32, 32) + 500
     wanted = exact(of, x)

@@ -101,6 +101,12 @@ LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_
         lambda x: torch.concatenate([x, x.double()], dim=-1),
         lambda x: functional.linear(x.movedim(1, -1), torch.eye(16)[:3], torch.ones(3)),
         lambda x: functional.linear(x, torch.eye(5)),
+        lambda x: functional.linear(x, torch.ones(5), torch.tensor(1.0)),
+        lambda x: functional.linear(x, torch.ones(6, 5), torch.ones(4, 6)),
+        lambda x: torch.cat([x[:, :, :0]], 2),
+        lambda x: torch.cat([x[:, :, :1] > 0, x > 0], axis=2),
+        lambda x: torch.cat([x.to(torch.float8_e4m3fn)[:, :, :1], x.to(torch.float8_e4m3fn)], 2).float(),
+        lambda x: torch.cat([torch.complex(x, x).conj()[:, :, :1], torch.complex(x, x)], 2),
         lambda x: x.contiguous().view(2, 16, -1),
         lambda x: x.contiguous().view(2, 3, -1),
         lambda x: x.contiguous().view(torch.int32),
@@ -126,6 +132,8 @@ def test_calls_give_what_torch_gives(call):
         lambda x: torch.cat([x, x], 5),
         lambda x: x.contiguous().view(7, -1),
         lambda x: functional.linear(x.movedim(1, -1), torch.ones(3, 15), torch.ones(3)),
+        lambda x: torch.cat([x, x], 2, axis=2),
+        lambda x: torch.cat([x, x], 2.0),
         lambda x: torch.cat([]),
         lambda x: torch.cat([1]),
         lambda x: torch.cat([x, 1], 2),
@@ -170,3 +178,24 @@ def test_operators_run_outside_of_the_mode():
         assert torch._C._get_function_stack_at(0) is mode
     operator(LAST)
     assert seen == [0, 0, 2, 0]
+
+
+def test_gradients_within_the_mode_are_torchs():
+    x = LAST.clone().requires_grad_(True)
+    with torch.no_grad(), LayoutMode(), torch.enable_grad():
+        functional.pad(x, (1,) * 6, mode="replicate").sum().backward()
+    assert x.grad.sum() == 2 * 16 * 5 * 6 * 7
+
+
+@pytest.mark.parametrize("by", ["vmap", "jvp", "trace"])
+def test_transforms_within_the_mode_see_torchs_functions(by):
+    def call(x):
+        return functional.pad(x, (1,) * 6, mode="replicate")
+
+    with torch.no_grad(), LayoutMode():
+        if by == "vmap":
+            assert torch.equal(torch.func.vmap(call)(torch.stack([LAST, LAST]))[0], call(LAST))
+        elif by == "jvp":
+            assert torch.equal(torch.func.jvp(call, (LAST,), (LAST,))[1], call(LAST))
+        else:
+            assert torch.equal(torch.jit.trace(call, (LAST,))(LAST + 1), call(LAST + 1))

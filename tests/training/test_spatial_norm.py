@@ -61,9 +61,11 @@ def test_as_the_class_computes_it(of_latents, of_input, ran):
     report = fuse(own)
     assert [e.name for e in report.replaced if e.became == spatial_norm.BECAME] == [""]
     for _ in range(2):
-        made, cache = own(f, zq)
+        with torch.no_grad():
+            made, cache = own(f, zq)
         assert made.movedim(1, -1).is_contiguous() and made.dtype is want.dtype
         assert (made - exact).norm() <= 1.1 * (want - exact).norm()
+        assert cache["conv_y"].data_ptr() != cache["conv_b"].data_ptr()
         assert cache.keys() == kept.keys() and all(torch.equal(cache[name], t) for name, t in kept.items())
     assert len(ran) == 2 * of_input[0]
     unfuse(own)
@@ -72,6 +74,18 @@ def test_as_the_class_computes_it(of_latents, of_input, ran):
 
 def _hooked(own):
     own.conv_y.register_forward_hook(lambda *given: None)
+
+
+def _another_norm(own):
+    own.norm_layer = torch.nn.InstanceNorm3d(CHANNELS)
+
+
+def _in_a_sequence(own):
+    own.conv_y.conv = torch.nn.Sequential(own.conv_y.conv)
+
+
+def _training(own):
+    own.conv_y.requires_grad_(True)
 
 
 def _wide(own):
@@ -85,9 +99,11 @@ def _wide(own):
         (None, drawn(1, CHANNELS, 3, 12, 12)),  # three places of a place of latents
         (_hooked, drawn(1, CHANNELS, 3, 8, 8)),
         (_wide, drawn(1, CHANNELS, 3, 8, 8)),
-        (lambda own: own.requires_grad_(True), drawn(1, CHANNELS, 3, 8, 8)),
+        (_another_norm, drawn(1, CHANNELS, 3, 8, 8)),
+        (_in_a_sequence, drawn(1, CHANNELS, 3, 8, 8)),
+        (_training, drawn(1, CHANNELS, 3, 8, 8)),
     ],
-    ids=["another layout", "another scale", "a hook", "a convolution of places", "gradients"],
+    ids=["layout", "scale", "a hook", "a convolution of places", "another norm", "a sequence", "gradients"],
 )
 def test_other_calls_run_the_class(change, f, ran):
     own, zq = norm(), drawn(1, LATENTS, 3, 4, 4)
@@ -96,7 +112,7 @@ def test_other_calls_run_the_class(change, f, ran):
     want, _ = own(f, zq)
     fuse(own)
     made, _ = own(f, zq)
-    assert not ran
+    assert not ran and made.requires_grad == want.requires_grad
     torch.testing.assert_close(made, want, rtol=2e-2, atol=2e-2)  # the group norm may be kernels
 
 
@@ -105,11 +121,12 @@ def test_errors_are_the_class_s():
     errors = []
     for change in (lambda: None, lambda: fuse(own)):
         change()
-        for zq in (drawn(1, LATENTS + 1, 3, 4, 4), drawn(2, LATENTS, 3, 4, 4)[0], None):
+        given = [(drawn(1, LATENTS + 1, 3, 4, 4),), (drawn(2, LATENTS, 3, 4, 4)[0],), (None,)]
+        for more in (*given, (drawn(1, LATENTS, 3, 4, 4), [1])):
             with pytest.raises(Exception, match=".") as found:
-                own(f, zq)
+                own(f, *more)
             errors.append((found.type, str(found.value)))
-    assert errors[:3] == errors[3:]
+    assert errors[:4] == errors[4:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

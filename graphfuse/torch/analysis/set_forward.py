@@ -21,6 +21,7 @@ _called_plainly = torch_private.only_calls_forward()
 def set_on(module: torch.nn.Module, function: FunctionType) -> None:
     """Makes `function`, whose first argument is the module, the module's forward."""
     function.__dict__[_MARK] = True
+    function.__name__ = "forward"  # by which pickle finds it
     function.__wrapped__ = type(module).forward  # shows its arguments in inspect.signature
     module.forward = MethodType(function, module)
 

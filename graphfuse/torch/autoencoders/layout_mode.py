@@ -23,6 +23,7 @@ from graphfuse.torch.operators.convolution import FORMATS
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of tensors. Subclasses have functions of their own."""
 _modes = torch_private.function_modes()
+_observed = torch_private.needs_dispatcher()
 
 Given, Made = ParamSpec("Given"), TypeVar("Made")
 
@@ -31,8 +32,15 @@ class LayoutMode(TorchFunctionMode):
     """The context."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
-        call = _CALLS.get(function, function) if _PLAIN.issuperset(types) else function
+        call = None if is_dynamo_compiling() else _CALLS.get(function)
+        if call is None or not _PLAIN.issuperset(types) or not is_inference():
+            call = function
         return call(*args, **(kwargs or {}))
+
+
+def is_inference() -> bool:
+    """True without gradients, and where neither a compiler nor a transform sees each call."""
+    return not torch.is_grad_enabled() and not _observed()
 
 
 def outside(function: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -82,13 +90,16 @@ def _interpolated(
     return functional.interpolate(input, size, scale_factor, mode, *given, **named)
 
 
-def _joined(tensors: Sequence[torch.Tensor], dim: int = 0, **named: object) -> torch.Tensor:
+def _joined(tensors: Sequence[torch.Tensor], *given: object, **named: object) -> torch.Tensor:
     """``torch.cat``, which is channels-last along frames, height or width for every input."""
-    if not named and isinstance(tensors, list | tuple) and tensors and spatial.has_layout(tensors[0]):
-        first, axis = tensors[0], dim + tensors[0].dim() if dim < 0 else dim
+    dims = [*given, *(value for name, value in named.items() if name in ("dim", "axis"))] or [0]
+    is_usual = len(dims) == 1 and len(given) + len(named) <= 1 and type(dims[0]) is int
+    if is_usual and isinstance(tensors, list | tuple) and tensors and spatial.has_layout(tensors[0]):
+        first, dim = tensors[0], dims[0]
+        axis = dim + first.dim() if dim < 0 else dim
         if 2 <= axis < first.dim() and all(_is_joinable(t, first, axis) for t in tensors):
             return spatial.joined(tensors, axis)
-    return torch.cat(tensors, dim, **named)
+    return torch.cat(tensors, *given, **named)
 
 
 def _is_joinable(t: object, first: torch.Tensor, dim: int) -> bool:
@@ -120,7 +131,8 @@ def _is_type(shape: object = None, *_: object) -> bool:
 def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
     """``linear``, whose product adds the bias for rows of any rank. Torch's own adds it in another kernel from four
     dimensions on."""
-    if bias is not None and input.dim() > 3 and input.numel() and input.is_contiguous():
+    is_usual = bias is not None and weight.dim() == 2 and bias.dim() == 1
+    if is_usual and input.dim() > 3 and input.numel() and input.is_contiguous():
         return functional.linear(input.flatten(0, -2), weight, bias).unflatten(0, input.shape[:-1])
     return functional.linear(input, weight, bias)
 

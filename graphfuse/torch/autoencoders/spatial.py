@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.torch.operators.convolution import FORMATS
 
 _SCALES = (1, 2, 4, 8)
@@ -68,7 +69,7 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """``torch.cat(tensors, dim)``, channels-last. tensors: [n, channels, (frames,) height, width], of one type and any
     strides. dim: from 2, of frames, height or width."""
     *others, last = tensors
-    if all(_is_first(t, last, dim) for t in others):
+    if others and all(_is_first(t, last, dim) for t in others):
         return edge_padded(last, [*[0] * (2 * (last.dim() - dim - 1)), len(others), *[0] * (2 * dim - 3)])
     axis, rank = dim - 1, tensors[0].dim()
     extents = [tensors[0].shape[0], *tensors[0].shape[2:], tensors[0].shape[1]]
@@ -84,8 +85,9 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
-    """True if `t` is a view of what x has first along a dimension."""
-    return t.shape[dim] == 1 and t.data_ptr() == x.data_ptr() and t.stride() == x.stride() and 0 not in x.shape
+    """True if `t` is a view of what x has first along a dimension, of a type that torch pads."""
+    is_view = t.data_ptr() == x.data_ptr() and t.stride() == x.stride() and t.is_neg() == x.is_neg()
+    return is_view and t.shape[dim] == 1 and 0 not in x.shape and x.dtype in FLOATS
 
 
 def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | None:
@@ -105,7 +107,9 @@ def wide(t: torch.Tensor) -> torch.Tensor:
     """A view with elements of 16 bytes, if channels, which are last, can be grouped so: torch copies one element at a
     time."""
     size = 16 // t.element_size()
-    if t.shape[-1] % size or t.stride(-1) != 1 or any(n % size for n in (*t.stride()[:-1], t.storage_offset())):
+    if t.is_conj() or t.is_neg() or t.shape[-1] % size or t.stride(-1) != 1:
+        return t
+    if any(n % size for n in (*t.stride()[:-1], t.storage_offset())):
         return t
     return t.view(torch.complex128)
 

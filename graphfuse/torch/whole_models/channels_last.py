@@ -14,12 +14,11 @@ from __future__ import annotations
 from types import FunctionType, MethodType
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import replacement, roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"
@@ -60,7 +59,7 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
     own = found.__func__ if isinstance(found, MethodType) else type(module).forward
 
     def forward(self, *given, **named):
-        if not is_of_frames or is_dynamo_compiling() or torch.is_grad_enabled():
+        if not is_of_frames or not is_inference():
             return _contiguous(own(self, *given, **named))
         with LayoutMode():
             given, named = map(_laid_out, given), {name: _laid_out(value) for name, value in named.items()}
@@ -72,7 +71,7 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
 
 def _repeated(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """Forward that replaces that of a convolution which repeats its first and last frame."""
-    if is_dynamo_compiling() or torch.is_grad_enabled() or not spatial.is_channels_last(hidden_states):
+    if not is_inference() or not spatial.is_channels_last(hidden_states) or hidden_states.dim() != 5:
         return type(self).forward(self, hidden_states)
     more = self.kernel_size[0] - 1
     begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)

@@ -85,8 +85,11 @@ class Views:
 
 @functools.lru_cache(maxsize=1024)
 def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> Views | None:
-    """The views of a tensor; None if its places are not equally far apart in memory, or do not form pieces."""
+    """The views of a tensor; None if its places are not equally far apart in memory, or do not form pieces, and for
+    groups that torch refuses."""
     (n, c, *extents), (of_sample, of_channel, *_) = shape, strides
+    if not groups or c % groups:
+        return None
     step = joined(extents, strides[2:], len(extents))
     size = piece(extents, any_length=step != 1)
     if not n or not size or step is None or step != 1 and of_channel != 1:
@@ -172,6 +175,8 @@ def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: t
     for t in (x, weight, bias):
         if t is None or t.dtype is not dtype or t.device != device or t.requires_grad and has_gradients:
             return False
+        if t is not x and t.numel() != channels:
+            return False
         if not torch_private.is_plain(t):
             return False
     return True
@@ -197,7 +202,7 @@ def forward(self: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:  # noqa
     return type(self).forward(self, input) if made is None else made
 
 
-def forward_of_frames(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+def forward_of_frames(self: torch.nn.Module, x: torch.Tensor | None = None) -> torch.Tensor:
     """Forward that replaces that of a module which norms each frame."""
     return forward(self, x)
 
@@ -246,11 +251,11 @@ def is_replaceable(module: torch.nn.Module) -> bool:
 
 
 def why_not_replaced(norm: torch.nn.Module) -> str:
-    if not set_forward.runs_its_class(norm):
-        return set_forward.ALREADY_SET
-    if not isinstance(norm, torch.nn.GroupNorm):
-        inner = norm.norm_layer
-        return why_not_replaced(inner) if set_forward.is_plain(inner) else "its group norm has hooks"
-    if type(norm) is not torch.nn.GroupNorm:
+    of = norm.norm_layer if roles.role(norm) == roles.FRAME_NORM else norm
+    if type(of) is not torch.nn.GroupNorm:
         return "its class is not torch's"
-    return "it has no weight or no bias" if norm.weight is None or norm.bias is None else ""
+    if of.weight is None or of.bias is None:
+        return "it has no weight or no bias"
+    return (
+        "" if set_forward.runs_its_class(norm) and (of is norm or set_forward.is_plain(of)) else set_forward.ALREADY_SET
+    )

@@ -48,7 +48,8 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     try:
         if own is torch.nn.Sequential.forward:
             function = group_norm.in_sequence
-            pairs = [(a, b) for a, b in pairwise(children) if a in of_groups and b in activations]
+            norms_alone = {n for n in of_groups if type(children[n]) is torch.nn.GroupNorm}
+            pairs = [(a, b) for a, b in pairwise(children) if a in norms_alone and b in activations]
         else:
             function, pairs = joined(own, call)
     except ForwardDeclined as why:

@@ -6,12 +6,11 @@ and width are upsampled, and one kernel reads their results for the norm.
 """
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import outside
+from graphfuse.torch.autoencoders.layout_mode import is_inference, outside
 from graphfuse.torch.operators.channel_kernels import modulated_channels
 from graphfuse.torch.whole_models import group_norm
 
@@ -34,15 +33,18 @@ def forward(
     conv_cache: dict[str, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Forward that replaces the class's own."""
-    made = None if is_dynamo_compiling() else _normed(self, f, zq)
+    is_cache = conv_cache is None or isinstance(conv_cache, dict)
+    made = _normed(self, f, zq) if is_cache and is_inference() else None
     return type(self).forward(self, f, zq, conv_cache) if made is None else made
 
 
 def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[torch.Tensor, dict] | None:
-    """The result of the class's forward, for channels-last f without gradients; None if that is to run."""
+    """The result of the class's forward, for channels-last f; None if that is to run."""
     if not spatial.is_channels_last(f) or type(zq) is not torch.Tensor or zq.dim() != 5:
         return None
-    if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0] or not set_forward.is_plain(norm.norm_layer):
+    if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0]:
+        return None
+    if not set_forward.is_plain(norm.norm_layer) or not group_norm.is_replaceable(norm.norm_layer):
         return None
     convolutions = norm.conv_y, norm.conv_b
     if not all(_is_of_places(of, zq.shape[1], f.shape[1]) for of in convolutions):
@@ -59,7 +61,7 @@ def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[t
     y, b = (of.conv(zq) for of in convolutions)
     made = _modulated(f, factors[1:], y, b, (height, width))
     kept = spatial.nearest(zq, (1, height, width))
-    return made, {"conv_y": kept, "conv_b": kept}
+    return made, {"conv_y": kept, "conv_b": kept.clone()}
 
 
 def _is_of_places(causal: torch.nn.Module, given: int, made: int) -> bool:
@@ -68,7 +70,9 @@ def _is_of_places(causal: torch.nn.Module, given: int, made: int) -> bool:
     if roles.role(causal) != roles.CACHED or not set_forward.is_plain(causal):
         return False
     conv = causal.conv
-    if (conv.in_channels, conv.out_channels) != (given, made) or conv.padding != (0, 0, 0):
+    if not isinstance(conv, torch.nn.Conv3d) or (conv.in_channels, conv.out_channels) != (given, made):
+        return False
+    if conv.padding != (0, 0, 0):
         return False
     return causal.time_kernel_size == 1 and conv.kernel_size == conv.stride == _ONE and causal.pad_mode == "constant"
 
