@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from graphfuse.torch.autoencoders import spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, outside
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, outside_mode
 
 pytestmark = pytest.mark.torch
 
@@ -161,7 +161,7 @@ def test_a_subclass_of_tensors_is_left_to_torch(monkeypatch):
 def test_operators_run_outside_of_the_mode():
     seen = []
 
-    @outside
+    @outside_mode
     def operator(x, *, fails=False):
         seen.append(torch._C._len_torch_function_stack())
         if fails:

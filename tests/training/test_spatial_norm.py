@@ -84,6 +84,10 @@ def _in_a_sequence(own):
     own.conv_y.conv = torch.nn.Sequential(own.conv_y.conv)
 
 
+def _hooked_within(own):
+    own.conv_b.conv.register_forward_hook(lambda *given: None)
+
+
 def _training(own):
     own.conv_y.requires_grad_(True)
 
@@ -101,17 +105,19 @@ def _wide(own):
         (_wide, drawn(1, CHANNELS, 3, 8, 8)),
         (_another_norm, drawn(1, CHANNELS, 3, 8, 8)),
         (_in_a_sequence, drawn(1, CHANNELS, 3, 8, 8)),
+        (_hooked_within, drawn(1, CHANNELS, 3, 8, 8)),
         (_training, drawn(1, CHANNELS, 3, 8, 8)),
     ],
-    ids=["layout", "scale", "a hook", "a convolution of places", "another norm", "a sequence", "gradients"],
+    ids=["layout", "scale", "hook", "convolution of places", "another norm", "sequence", "hook within", "gradients"],
 )
 def test_other_calls_run_the_class(change, f, ran):
     own, zq = norm(), drawn(1, LATENTS, 3, 4, 4)
     if change is not None:
         change(own)
-    want, _ = own(f, zq)
-    fuse(own)
-    made, _ = own(f, zq)
+    with torch.set_grad_enabled(change is _training):
+        want, _ = own(f, zq)
+        fuse(own)
+        made, _ = own(f, zq)
     assert not ran and made.requires_grad == want.requires_grad
     torch.testing.assert_close(made, want, rtol=2e-2, atol=2e-2)  # the group norm may be kernels
 
@@ -123,7 +129,7 @@ def test_errors_are_the_class_s():
         change()
         given = [(drawn(1, LATENTS + 1, 3, 4, 4),), (drawn(2, LATENTS, 3, 4, 4)[0],), (None,)]
         for more in (*given, (drawn(1, LATENTS, 3, 4, 4), [1])):
-            with pytest.raises(Exception, match=".") as found:
+            with torch.no_grad(), pytest.raises(Exception, match=".") as found:
                 own(f, *more)
             errors.append((found.type, str(found.value)))
     assert errors[:4] == errors[4:]

@@ -1,7 +1,7 @@
-"""A context in which functions of torch keep the layout of channels-last images and frames, where torch's own return
-contiguous tensors for them.
+"""A mode of torch in which some functions keep the layout of channels-last images and frames, where torch's own return
+contiguous tensors for them, and ``linear`` adds its bias in the product.
 
-In the context torch calls Python for each function, and also for each property of a tensor that is read. Operators of
+In the mode torch calls Python for each function, and also for each property of a tensor that is read. Operators of
 graphfuse need none of the functions, and read many properties. So they run outside of it.
 """
 
@@ -29,7 +29,7 @@ Given, Made = ParamSpec("Given"), TypeVar("Made")
 
 
 class LayoutMode(TorchFunctionMode):
-    """The context."""
+    """The mode."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
         call = None if is_dynamo_compiling() else _CALLS.get(function)
@@ -43,8 +43,8 @@ def is_inference() -> bool:
     return not torch.is_grad_enabled() and not _observed()
 
 
-def outside(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The function, which runs outside of the innermost context."""
+def outside_mode(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The function, which runs outside of the mode unless another mode has been entered in it."""
     if _modes is None:
         return function
     count, at, push, pop = _modes
@@ -68,7 +68,7 @@ def _padded(
     mode: str = "constant",
     value: float | None = None,
 ) -> torch.Tensor:
-    """``pad``, whose copies of edges are channels-last for every input."""
+    """``pad``, whose copies of edges of images or frames are channels-last."""
     is_of_all = input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2)
     if mode == "replicate" and value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
         return spatial.edge_padded(input, pad)
@@ -83,7 +83,7 @@ def _interpolated(
     *given: object,
     **named: object,
 ) -> torch.Tensor:
-    """``interpolate``, whose nearest elements are channels-last for every input."""
+    """``interpolate``, whose nearest elements are channels-last for scales that `spatial` has."""
     if mode == "nearest" and not given and not any(named.values()) and input.dim() in FORMATS:
         if (scales := spatial.scales(input, size, scale_factor)) is not None:
             return spatial.nearest(input, scales)
@@ -91,7 +91,7 @@ def _interpolated(
 
 
 def _joined(tensors: Sequence[torch.Tensor], *given: object, **named: object) -> torch.Tensor:
-    """``torch.cat``, which is channels-last along frames, height or width for every input."""
+    """``torch.cat``, which is channels-last along frames, height or width."""
     dims = [*given, *(value for name, value in named.items() if name in ("dim", "axis"))] or [0]
     is_usual = len(dims) == 1 and len(given) + len(named) <= 1 and type(dims[0]) is int
     if is_usual and isinstance(tensors, list | tuple) and tensors and spatial.has_layout(tensors[0]):

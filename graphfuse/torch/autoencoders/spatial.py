@@ -85,7 +85,8 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
 
 
 def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
-    """True if `t` is a view of what x has first along a dimension, of a type that torch pads."""
+    """True if `t` has the memory of what x has first along a dimension, with the same values, and torch pads x's
+    type."""
     is_view = t.data_ptr() == x.data_ptr() and t.stride() == x.stride() and t.is_neg() == x.is_neg()
     return is_view and t.shape[dim] == 1 and 0 not in x.shape and x.dtype in FLOATS
 

@@ -11,7 +11,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles
-from graphfuse.torch.autoencoders.layout_mode import outside
+from graphfuse.torch.autoencoders.layout_mode import outside_mode
 from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
@@ -26,7 +26,7 @@ def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> tor
     return type(self).forward(self, input) if made is None else made
 
 
-@outside
+@outside_mode
 def _convolved(conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor | None:
     """The convolution of x; None if the class's own forward is to run."""
     if is_dynamo_compiling() or _observed():

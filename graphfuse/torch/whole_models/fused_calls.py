@@ -22,7 +22,6 @@ from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.symbols import UNTRACED, why_left
 from graphfuse.torch.analysis.trace import CallSequence, Probe, Trace, probes, tensors_of, trace_calls
-from graphfuse.torch.autoencoders.layout_mode import outside
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
@@ -158,7 +157,7 @@ class FusedCalls:
             "specialize": self.specialize,
             "autocasts": torch.is_autocast_enabled,
         }
-        return outside(written("calls of modules", "result", text("result", (*modules, *full), lines), names))
+        return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
 
 
 _kept: deque[FusedCalls] = deque(maxlen=64)

@@ -24,7 +24,7 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles
-from graphfuse.torch.autoencoders.layout_mode import outside
+from graphfuse.torch.autoencoders.layout_mode import outside_mode
 from graphfuse.torch.operators.channel_kernels import (
     LONGEST,
     channel_factors,
@@ -41,8 +41,8 @@ LEAST_CHANNELS_LAST = 1 << 19
 """The same for channels-last tensors, which torch's own rearranges before, and the next convolution after it."""
 BECAME = "group_norm"
 _FEWEST = 1 << 10
-"""Length of a row of moments that is read, at least. Other lengths are powers of two, so that few kernels serve all
-resolutions."""
+"""Length of a row of moments that is read, at least. Other lengths are powers of two, so that few kernels of rows serve
+all resolutions."""
 _MOST_READ = 1 << 22
 """Most moments that are read by the rows of all channels together, of 8 bytes each. Reading more takes longer than
 another kernel."""
@@ -124,7 +124,7 @@ def _read(length: int) -> int:
     return max(_FEWEST, 1 << (length - 1).bit_length())
 
 
-@outside
+@outside_mode
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
@@ -184,15 +184,13 @@ def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: t
 
 def _of_module(x: torch.Tensor, norm: torch.nn.Module, silu: bool = False) -> torch.Tensor | None:
     """`group_norm` by a module that is a group norm or norms each frame with one; None also for any other module."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or (of := module_of(norm)) is None:
         return None
-    if type(norm) is torch.nn.GroupNorm:
+    if of is norm:
         return group_norm(x, norm, silu)
-    if roles.role(norm) != roles.FRAME_NORM or not isinstance(x, torch.Tensor) or x.dim() != 5 or not x.shape[0]:
+    if not isinstance(x, torch.Tensor) or x.dim() != 5 or not x.shape[0] or why_not_replaced(norm, of):
         return None
-    if why_not_replaced(norm):
-        return None
-    made = group_norm(x.transpose(1, 2).flatten(0, 1), norm.norm_layer, silu)
+    made = group_norm(x.transpose(1, 2).flatten(0, 1), of, silu)
     return None if made is None else made.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
 
 
@@ -231,31 +229,36 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
     return input if norm is None else norm(input)
 
 
+def module_of(norm: torch.nn.Module) -> torch.nn.GroupNorm | None:
+    """The group norm that a module is, or norms each frame with; None for any other module."""
+    of = norm.norm_layer if roles.role(norm) == roles.FRAME_NORM else norm
+    return of if isinstance(of, torch.nn.GroupNorm) else None
+
+
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a group norm, or of a module that norms each frame with one, and returns its entry; None for
     any other module."""
-    is_of_frames, kind = roles.role(module) == roles.FRAME_NORM, type(module).__name__
-    if not is_of_frames and not isinstance(module, torch.nn.GroupNorm):
+    if (of := module_of(module)) is None:
         return None
-    if why := why_not_replaced(module):
-        return None if is_of_frames else Entry(name, kind, why=why)
-    set_forward.set_on(module, forward_of_frames if is_of_frames else forward)
-    told = f"from {LEAST} elements, or {LEAST_CHANNELS_LAST} in channels-last"
-    return Entry(name, kind, BECAME, f"all frames at once, {told}" if is_of_frames else told)
+    kind = type(module).__name__
+    if why := why_not_replaced(module, of):
+        return Entry(name, kind, why=why)
+    set_forward.set_on(module, forward if of is module else forward_of_frames)
+    least = f"from {LEAST} elements, or {LEAST_CHANNELS_LAST} in channels-last"
+    return Entry(name, kind, BECAME, least if of is module else f"all frames at once, {least}")
 
 
 def is_replaceable(module: torch.nn.Module) -> bool:
     """True for a group norm, and for a module that norms each frame with one, if it is replaced."""
-    is_one = isinstance(module, torch.nn.GroupNorm) or roles.role(module) == roles.FRAME_NORM
-    return is_one and not why_not_replaced(module)
+    of = module_of(module)
+    return of is not None and not why_not_replaced(module, of)
 
 
-def why_not_replaced(norm: torch.nn.Module) -> str:
-    of = norm.norm_layer if roles.role(norm) == roles.FRAME_NORM else norm
+def why_not_replaced(norm: torch.nn.Module, of: torch.nn.GroupNorm) -> str:
+    """Why a module is not replaced; "" if it is. of: the group norm that it is, or norms each frame with."""
     if type(of) is not torch.nn.GroupNorm:
         return "its class is not torch's"
     if of.weight is None or of.bias is None:
         return "it has no weight or no bias"
-    return (
-        "" if set_forward.runs_its_class(norm) and (of is norm or set_forward.is_plain(of)) else set_forward.ALREADY_SET
-    )
+    is_free = set_forward.runs_its_class(norm) and (of is norm or set_forward.is_plain(of))
+    return "" if is_free else set_forward.ALREADY_SET

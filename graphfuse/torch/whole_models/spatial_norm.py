@@ -10,12 +10,12 @@ import torch
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import is_inference, outside
+from graphfuse.torch.autoencoders.layout_mode import is_inference, outside_mode
 from graphfuse.torch.operators.channel_kernels import modulated_channels
 from graphfuse.torch.whole_models import group_norm
 
 BECAME = "spatial_norm"
-_ONE = (1, 1, 1)
+_factors = outside_mode(group_norm.factors)
 
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
@@ -47,13 +47,13 @@ def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[t
     if not set_forward.is_plain(norm.norm_layer) or not group_norm.is_replaceable(norm.norm_layer):
         return None
     convolutions = norm.conv_y, norm.conv_b
-    if not all(_is_of_places(of, zq.shape[1], f.shape[1]) for of in convolutions):
+    if not all(_convolves_places(of, zq.shape[1], f.shape[1]) for of in convolutions):
         return None
     frames, *extents = f.shape[2:]
     is_split = frames > 1 and frames % 2 == 1
     parts = ((zq[:, :, :1], 1), (zq[:, :, 1:], frames - 1)) if is_split else ((zq, frames),)
     scales = [spatial.scales(z, (count, *extents), None) for z, count in parts]
-    if None in scales or (factors := outside(group_norm.factors)(f, norm.norm_layer)) is None:
+    if None in scales or (factors := _factors(f, norm.norm_layer)) is None:
         return None
     if any(by[0] != 1 for by in scales):
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
@@ -64,20 +64,21 @@ def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[t
     return made, {"conv_y": kept, "conv_b": kept.clone()}
 
 
-def _is_of_places(causal: torch.nn.Module, given: int, made: int) -> bool:
-    """True if a causal convolution makes so many channels of so many, of each place alone. It then passes its whole
-    input on as kept frames."""
+def _convolves_places(causal: torch.nn.Module, given: int, made: int) -> bool:
+    """True if a causal convolution makes so many channels of so many, of each place alone, and runs nothing else. It
+    then passes its whole input on as kept frames."""
     if roles.role(causal) != roles.CACHED or not set_forward.is_plain(causal):
         return False
     conv = causal.conv
-    if not isinstance(conv, torch.nn.Conv3d) or (conv.in_channels, conv.out_channels) != (given, made):
+    if roles.role(conv) != roles.SPLIT or not set_forward.is_plain(conv):
         return False
-    if conv.padding != (0, 0, 0):
+    if (conv.in_channels, conv.out_channels) != (given, made) or conv.padding != (0, 0, 0):
         return False
-    return causal.time_kernel_size == 1 and conv.kernel_size == conv.stride == _ONE and causal.pad_mode == "constant"
+    is_of_one = causal.time_kernel_size == 1 and conv.kernel_size == conv.stride == (1, 1, 1)
+    return is_of_one and causal.pad_mode == "constant"
 
 
-@outside
+@outside_mode
 def _modulated(
     f: torch.Tensor,
     factors: tuple[torch.Tensor, torch.Tensor],

@@ -30,7 +30,7 @@ from graphfuse.torch.analysis.trace import (
     tensors_of,
     without_copies,
 )
-from graphfuse.torch.autoencoders.layout_mode import outside
+from graphfuse.torch.autoencoders.layout_mode import outside_mode
 from graphfuse.torch.regions import selection
 
 Modules = Sequence[torch.nn.Module]
@@ -74,7 +74,7 @@ class Stretch:
 
         return run_stretch
 
-    @outside
+    @outside_mode
     def _run(self, modules: Modules, given: Sequence[object]) -> Sequence[object] | None:
         found = self._found(modules, given)
         if found is None or found.run is None:
