@@ -197,8 +197,8 @@ def _part_digest(compiler: Compiler, name: str, sources: str) -> str:
 
 
 def _sources() -> str:
-    """Text of all sources that are the same for all kernels."""
-    return "".join(map(_runtime_source, _RUNTIME)) + template("graphfuse.codegen.headers", "host.cuh")
+    """Digest of all sources that are the same for all kernels."""
+    return _digest_once(*map(_runtime_source, _RUNTIME), template("graphfuse.codegen.headers", "host.cuh"))
 
 
 def _runtime_source(name: str) -> str:
@@ -207,6 +207,9 @@ def _runtime_source(name: str) -> str:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+_digest_once = functools.lru_cache(maxsize=4)(_digest)
 
 
 def _why(compiler: Compiler, log: str) -> str:
