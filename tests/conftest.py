@@ -144,6 +144,20 @@ def keep_survivors(phase, info):
         gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_xdist_make_scheduler(config, log):
+    """That of --dist loadgroup, which forgets finished tests: after each test it counts those that are left."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduler(LoadGroupScheduling):
+        def _pending_of(self, workload):
+            for scope in [scope for scope, tests in workload.items() if all(tests.values())]:
+                del workload[scope]
+            return super()._pending_of(workload)
+
+    return Scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_sessionstart(session):
     session.config._graphfuse_start = time.time()
 
