@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from graphfuse.op_graph.ir import FrozenGraph, FrozenTensor, TensorId
 from graphfuse.ops import aligned
@@ -37,27 +38,27 @@ class Axes:
         outer = t.dim[0] * t.stride[0]
         return replace(t, dim=aligned(t.dim, len(self.dim)), stride=(*(outer,) * more, *t.stride))
 
-    @property
+    @cached_property
     def axes(self) -> tuple[int, ...]:
         """The axes of rows."""
         return tuple(axis for axis in range(len(self.dim)) if axis not in self.columns)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Number of elements of a row."""
         return math.prod(self.dim[axis] for axis in self.columns)
 
-    @property
+    @cached_property
     def per_row(self) -> tuple[int, ...]:
         """Extents of a tensor with one value per row."""
         return tuple(1 if axis in self.columns else extent for axis, extent in enumerate(self.dim))
 
-    @property
+    @cached_property
     def per_column(self) -> tuple[int, ...]:
         """Extents of a tensor with one value per column."""
         return tuple(extent if axis in self.columns else 1 for axis, extent in enumerate(self.dim))
 
-    @property
+    @cached_property
     def last(self) -> bool:
         """True if a row runs along the last axis alone."""
         return self.columns == (len(self.dim) - 1,)

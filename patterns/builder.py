@@ -36,6 +36,7 @@ class Builder:
         expanded = [(node, role.expansion) for node, role in self.nodes if role.expansion is not None]
         self.of_columns = {t for node, e in expanded for port in e.of_columns for t in self._above(node.input(port))}
         self.of_rows = [t for node, e in expanded for port, t in node.inputs if port in e.of_rows]
+        self.in_memory: dict[TensorId, Extent] = {}  # extents of tensors in memory, once all nodes are computed
 
     def build(self) -> tuple[tuple[int, ...], RowProgram] | No:
         """Extents of the row axes, and the program; No if there is none."""
@@ -125,8 +126,9 @@ class Builder:
     def _sections(self, t: TensorId) -> tuple[Section, ...]:
         if t not in self.values.loaded:
             value = self.values.values.get(t)
-            share = self.axes.shared(t) if value is not None and self._has_columns()(value) else 0
-            section = Section(self.axes.tensor(t), unit=EachPart(share) if share else COLUMNS)
+            share = self.axes.shared(t)
+            of_parts = share and value is not None and self._has_columns()(value)
+            section = Section(self.axes.tensor(t), unit=EachPart(share) if of_parts else COLUMNS)
             return (self.matched.written(t, section),)
         period = self.axes.repeated(t)
         unit = self.values.paired.get(t, EachColumnOfPart(period) if period else COLUMNS)
@@ -162,6 +164,12 @@ class Builder:
         return all(tensor.dim[axis] == self.axes.dim[axis] for axis in self.axes.columns)
 
     def _varies(self, t: TensorId) -> Extent:
+        """Extent of a tensor in memory."""
+        if t not in self.in_memory:
+            self.in_memory[t] = self._extent(t)
+        return self.in_memory[t]
+
+    def _extent(self, t: TensorId) -> Extent:
         """Extent of a tensor in memory. A match of one row is treated like many rows: only weight and bias are known to
         be the same for all."""
         dim, axes = self.axes.tensor(t).dim, self.axes

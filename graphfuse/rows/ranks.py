@@ -19,6 +19,8 @@ def over_ranks(program: RowProgram, rounded: Mapping[int, data_type | None]) -> 
     rounded: numbers of these inputs, each with the type that its sum is rounded to; None for float32.
     """
     groups = program.groups
+    if not groups:
+        return program
 
     def views(view: View) -> Iterator[View]:
         group = view.place.group
