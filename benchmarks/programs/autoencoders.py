@@ -30,8 +30,7 @@ STUDY = Study("autoencoders", __doc__, vae_calls.shown, TARGETS, vae_calls.DISTR
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    asked = vae_calls.asked(STUDY, CASES, arguments)
-    vae_calls.run(STUDY, CASES, asked, asked.rounds)
+    vae_calls.run(STUDY, vae_calls.asked(STUDY, CASES, arguments))
 
 
 if __name__ == "__main__":

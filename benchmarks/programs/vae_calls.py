@@ -30,6 +30,7 @@ from graphfuse.benchmarks.untuned import untuned
 DISTRIBUTIONS = ("torch", "triton", "diffusers")
 NAMES = tuple(way.name for way in WAYS.values())
 WARM = 2
+QUICK_ROUNDS = 5
 LONG = 1000.0
 """Milliseconds of a call that is timed in half of the rounds."""
 KEPT, SHOWN = 12, 60
@@ -188,9 +189,10 @@ def asked(
     arguments: Sequence[str] | None,
     called_as: str | None = None,
     no_gpu: int = 2,
+    quick: Sequence[Case] = (),
 ) -> argparse.Namespace:
-    """The options of a study of these cases. Ends the process where they are wrong, and with the exit code `no_gpu`
-    where there is no GPU or no diffusers."""
+    """The options of a study, with the cases that run as `cases`. Ends the process where they are wrong, and with the
+    exit code `no_gpu` where there is no GPU or no diffusers. quick: the cases of --quick."""
     parser, names = study.parser(called_as), "; ".join(map(str, cases))
     parser.add_argument("--resume", action="store_true", help="keep what the record there has")
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help=f"cases with it in their name: {names}")
@@ -199,9 +201,13 @@ def asked(
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print the N kernels that take longest")
     given = parser.parse_args(arguments)
     study.refuse(parser, given)
+    if study.quick and given.quick:
+        cases, given.rounds = quick, QUICK_ROUNDS
     for one in given.only:
         if not any(one in str(case) for case in cases):
-            parser.error(f"--only {one}: there are {names}")
+            parser.error(f"--only {one}: there are {'; '.join(map(str, cases))}")
+    given.order = list(map(str, cases))
+    given.cases = [case for case in cases if not given.only or any(one in str(case) for one in given.only)]
     for one in given.ways:
         if one not in NAMES:
             parser.error(f"--ways {one}: there are {', '.join(NAMES)}")
@@ -229,11 +235,7 @@ def merged(cases: Sequence[dict], name: str, entries: dict[str, dict], order: Se
 
 
 def run(
-    study: Study,
-    cases: Sequence[Case],
-    asked: argparse.Namespace,
-    rounds: int,
-    others: Mapping[str, Callable[[], object]] = MappingProxyType({}),
+    study: Study, asked: argparse.Namespace, others: Mapping[str, Callable[[], object]] = MappingProxyType({})
 ) -> None:
     """Measures the cases that are asked for. others: what the record has beside them, made where it is not there."""
     about = record.environment(record.CHECKOUT)
@@ -241,19 +243,15 @@ def run(
     if asked.resume and (file := record.path(asked.record, study.name, about)).exists():
         before = json.loads(file.read_text())
         content |= {key: before[key] for key in (*others, "cases") if key in before}
-    ways, order = chosen(asked.ways, asked.seconds), [str(case) for case in cases]
-    named = [case for case in cases if not asked.only or any(one in str(case) for one in asked.only)]
-    found = [(case, {title: ways[title] for title in case.ways if title in ways}) for case in named]
-    if not any(of_case for _, of_case in found):
-        raise SystemExit(f"{study.name}: no case of these names has these ways")
+    ways = chosen(asked.ways, asked.seconds)
     if OURS in ways:
         content |= {key: made() for key, made in others.items() if key not in content}
     with untuned():
-        for case, of_case in found:
-            if not of_case:
+        for case in asked.cases:
+            if not (of_case := {title: ways[title] for title in case.ways if title in ways}):
                 continue
-            entries = measure(case, of_case, rounds, asked.top)
-            content["cases"] = merged(content["cases"], str(case), entries, order)
+            entries = measure(case, of_case, asked.rounds, asked.top)
+            content["cases"] = merged(content["cases"], str(case), entries, asked.order)
             if asked.record:
                 record.write(asked.record, study.name, about, content)
     study.report(content)

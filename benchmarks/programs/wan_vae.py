@@ -112,17 +112,14 @@ STUDY = Study(
     TARGETS,
     vae_calls.DISTRIBUTIONS,
     rounds=12,
-    quick="short cases, nothing compiled, 5 rounds",
+    quick=f"short cases, nothing compiled, {vae_calls.QUICK_ROUNDS} rounds",
 )
 
 
 def main(arguments: Sequence[str] | None = None, called_as: str | None = None, no_gpu: int = 2) -> None:
     """arguments, called_as: the command line and how it is called. no_gpu: the exit code where there is no GPU."""
-    asked = vae_calls.asked(STUDY, CASES, arguments, called_as, no_gpu)
-    if asked.quick:
-        vae_calls.run(STUDY, QUICK, asked, rounds=5)
-    else:
-        vae_calls.run(STUDY, CASES, asked, asked.rounds, {"start": started})
+    asked = vae_calls.asked(STUDY, CASES, arguments, called_as, no_gpu, QUICK)
+    vae_calls.run(STUDY, asked, {} if asked.quick else {"start": started})
 
 
 if __name__ == "__main__":

@@ -69,6 +69,12 @@ def test_one_more_way_joins_those_of_a_record():
     assert vae_calls.merged(more, order[2], {}, order[2:]) == more[1:]
 
 
+def test_cases_that_do_not_run_quickly_are_refused_where_only_those_run(capsys):
+    with pytest.raises(SystemExit):
+        wan_vae.main(["--quick", "--only", str(CASES[1])])
+    assert f"--only {CASES[1]}: there are {CASES[0]}; {CASES[2]}" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
