@@ -18,9 +18,10 @@ import torch
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import replacement, roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference, outside_mode
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
+_edge_padded = outside_mode(spatial.edge_padded)
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"
 
 
@@ -75,7 +76,7 @@ def _repeated(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tenso
         return type(self).forward(self, hidden_states)
     more = self.kernel_size[0] - 1
     begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)
-    return self.conv(spatial.edge_padded(hidden_states, (0, 0, 0, 0, begin, end)))
+    return self.conv(_edge_padded(hidden_states, (0, 0, 0, 0, begin, end)))
 
 
 def _laid_out(given: object) -> object:

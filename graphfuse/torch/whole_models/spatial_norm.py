@@ -15,7 +15,6 @@ from graphfuse.torch.operators.channel_kernels import modulated_channels
 from graphfuse.torch.whole_models import group_norm
 
 BECAME = "spatial_norm"
-_factors = outside_mode(group_norm.factors)
 
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
@@ -38,6 +37,7 @@ def forward(
     return type(self).forward(self, f, zq, conv_cache) if made is None else made
 
 
+@outside_mode
 def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[torch.Tensor, dict] | None:
     """The result of the class's forward, for channels-last f; None if that is to run."""
     if not spatial.is_channels_last(f) or type(zq) is not torch.Tensor or zq.dim() != 5:
@@ -53,7 +53,7 @@ def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[t
     is_split = frames > 1 and frames % 2 == 1
     parts = ((zq[:, :, :1], 1), (zq[:, :, 1:], frames - 1)) if is_split else ((zq, frames),)
     scales = [spatial.scales(z, (count, *extents), None) for z, count in parts]
-    if None in scales or (factors := _factors(f, norm.norm_layer)) is None:
+    if None in scales or (factors := group_norm.factors(f, norm.norm_layer)) is None:
         return None
     if any(by[0] != 1 for by in scales):
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
@@ -78,7 +78,6 @@ def _convolves_places(causal: torch.nn.Module, given: int, made: int) -> bool:
     return is_of_one and causal.pad_mode == "constant"
 
 
-@outside_mode
 def _modulated(
     f: torch.Tensor,
     factors: tuple[torch.Tensor, torch.Tensor],
