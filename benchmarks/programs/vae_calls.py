@@ -33,6 +33,8 @@ WARM = 2
 QUICK_ROUNDS = 5
 LONG = 1000.0
 """Milliseconds of a call that is timed in half of the rounds."""
+SHORT = 12
+"""Digits of a commit that a page has."""
 KEPT, SHOWN = 12, 60
 """Kernels of a call that a record names, and characters of a name that a page has."""
 
@@ -178,9 +180,22 @@ def longest(content: dict) -> tables.Table:
     )
 
 
+def commits(content: dict) -> tables.Table:
+    """Commits of what a record has kept of earlier ones."""
+    own = content["environment"]["commit"] if "environment" in content else None
+    found = {
+        (case["name"], entry["commit"]): None
+        for case in content["cases"]
+        for entry in case["ways"].values()
+        if own and entry.get("commit", own) != own
+    }
+    rows = [(name, commit[:SHORT]) for name, commit in found]
+    return tables.Table("cases with ways that were measured at another commit", ("case", "commit"), rows, left=2)
+
+
 def shown(content: dict) -> tuple[tables.Table, ...]:
-    more = longest(content)
-    return times(content), kinds(content), *((more,) if more.rows else ())
+    more = (longest(content), commits(content))
+    return times(content), kinds(content), *(table for table in more if table.rows)
 
 
 def asked(
@@ -242,6 +257,8 @@ def run(
     content: dict = {"versions": study.versions(), "cases": []}
     if asked.resume and (file := record.path(asked.record, study.name, about)).exists():
         before = json.loads(file.read_text())
+        for entry in (entry for case in before["cases"] for entry in case["ways"].values()):
+            entry.setdefault("commit", before["environment"]["commit"])
         content |= {key: before[key] for key in (*others, "cases") if key in before}
     ways = chosen(asked.ways, asked.seconds)
     if OURS in ways:
@@ -251,6 +268,8 @@ def run(
             if not (of_case := {title: ways[title] for title in case.ways if title in ways}):
                 continue
             entries = measure(case, of_case, asked.rounds, asked.top)
+            for entry in entries.values():
+                entry["commit"] = about["commit"]
             content["cases"] = merged(content["cases"], str(case), entries, asked.order)
             if asked.record:
                 record.write(asked.record, study.name, about, content)

@@ -1,6 +1,8 @@
 """The bench of WAN's VAE: its ways, the time that they may take, what a record keeps of earlier ones."""
 
+import argparse
 import dataclasses
+import json
 import time
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from graphfuse.benchmarks.programs import autoencoders, vae_calls, wan_vae, wan_vae_cases
 from graphfuse.benchmarks.programs.wan_vae_cases import BY_HAND, CASES, EAGER, OURS, TUNED, WAYS, VideoCase, VideoWay
+from support import bench_record
 
 SIZES = {"base_dim": 8, "num_res_blocks": 1}
 DECODE, ENCODE = VideoCase("decode", 2, (), 2, 3), VideoCase("encode", 2, (), 2, 3)
@@ -67,6 +70,28 @@ def test_one_more_way_joins_those_of_a_record():
     more = vae_calls.merged(both, order[2], {OURS: {"ms": 4}}, order)
     assert [case["name"] for case in more] == [order[0], order[2]]
     assert vae_calls.merged(more, order[2], {}, order[2:]) == more[1:]
+
+
+def test_what_is_kept_of_a_record_keeps_its_commit(tmp_path, monkeypatch, capsys):
+    entry = bench_record.wan_vae_model()["cases"][0]["ways"][OURS]
+    monkeypatch.setattr(vae_calls, "measure", lambda case, ways, *more: {title: dict(entry) for title in ways})
+    given = argparse.Namespace(
+        cases=CASES[:1], order=list(map(str, CASES)), ways=["eager", "fuse"], seconds=None, rounds=2, top=0,
+        record=tmp_path, resume=True,
+    )  # fmt: skip
+    for commit, ways in (("1" * 40, ["eager", "fuse"]), ("2" * 40, ["fuse"])):
+        about = {"device": "NVIDIA H200", "commit": commit}
+        monkeypatch.setattr(vae_calls.record, "environment", lambda checkout, about=about: about)
+        given.ways = ways
+        vae_calls.run(wan_vae.STUDY, given)
+    (file,) = tmp_path.glob("*.json")
+    content = json.loads(file.read_text())
+    found = {way: entry["commit"][0] for way, entry in content["cases"][0]["ways"].items()}
+    assert content["environment"]["commit"] == "2" * 40 and found == {EAGER: "1", OURS: "2"}
+    assert vae_calls.commits(content).rows == [(str(CASES[0]), "1" * 12)]
+    for case in content["cases"]:
+        del case["ways"][EAGER]
+    assert not vae_calls.commits(content).rows
 
 
 def test_cases_that_do_not_run_quickly_are_refused_where_only_those_run(capsys):
