@@ -18,23 +18,18 @@ import torch
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import replacement, roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference, outside_mode
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
-_edge_padded = outside_mode(spatial.edge_padded)
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"
 
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
-    """Converts the weights of an encoder or decoder, or sets the forward of a convolution that repeats its first and
-    last frame, and returns its entry; None for any other module. The forward of an encoder or decoder may have been set
-    before."""
-    role, kind = roles.role(module), type(module).__name__
-    if role == roles.REPEATED and set_forward.is_free(module):
-        set_forward.set_on(module, _repeated)
-        return Entry(name, kind, "edges", "its first and last frame are repeated in one copy, in channels-last")
-    if role not in (roles.IMAGES, roles.FRAMES):
+    """Converts the weights of an encoder or decoder, and returns its entry; None for any other module. Its forward may
+    have been set before."""
+    if (role := roles.role(module)) not in (roles.IMAGES, roles.FRAMES):
         return None
+    kind = type(module).__name__
     if not set_forward.is_free(module) and not set_forward.is_set_on(module):
         return Entry(name, kind, why=set_forward.ALREADY_SET)
     convolutions = {of: conv for of, conv in module.named_modules() if _is_free(conv)}
@@ -68,15 +63,6 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
         return _contiguous(made)
 
     return forward
-
-
-def _repeated(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Forward that replaces that of a convolution which repeats its first and last frame."""
-    if not is_inference() or not spatial.is_channels_last(hidden_states) or hidden_states.dim() != 5:
-        return type(self).forward(self, hidden_states)
-    more = self.kernel_size[0] - 1
-    begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)
-    return self.conv(_edge_padded(hidden_states, (0, 0, 0, 0, begin, end)))
 
 
 def _laid_out(given: object) -> object:

@@ -22,6 +22,7 @@ from graphfuse.torch.whole_models import (
     group_norm,
     layer,
     pairs,
+    repeated_edges,
     spatial_norm,
     tensor_parallel,
 )
@@ -83,7 +84,7 @@ def fuse(model: torch.nn.Module) -> FuseReport:
         if own:
             entries += _sums(name, module, own)
         entries += _attention(name, module)
-        for replace in (group_norm.replace, convolution_layer.replace, spatial_norm.replace):
+        for replace in (group_norm.replace, convolution_layer.replace, spatial_norm.replace, repeated_edges.replace):
             if (entry := replace(name, module)) is not None:
                 entries.append(entry)
         entries += pairs.replace(name, module, own)
