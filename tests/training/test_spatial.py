@@ -82,6 +82,27 @@ def test_scales():
         assert spatial.scales(x, size, factor) is None
 
 
+def split(x: torch.Tensor) -> torch.Tensor:
+    """Frames whose channels become pixels, as views."""
+    n, c, *extents = x.shape
+    return x.reshape(n, c // 8, 2, 2, 2, *extents).permute(0, 1, 5, 2, 6, 3, 7, 4)
+
+
+SPLIT = [
+    lambda x: split(x).flatten(6, 7).flatten(4, 5).flatten(2, 3),
+    lambda x: split(x).contiguous().view(2, 2, 6, 8, 10),
+]
+
+
+@pytest.mark.parametrize("call", SPLIT, ids=["flatten", "view"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_channels_that_become_pixels(call, dtype):
+    for x in views((2, 16, 3, 4, 5), dtype)[:2]:
+        with torch.no_grad(), LayoutMode():
+            got = call(x)
+        assert torch.equal(got, call(x)) and is_last(got)
+
+
 LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_3d)
 
 
@@ -110,6 +131,11 @@ LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_
         lambda x: torch.cat([torch.complex(x, x).conj()[:, :, :1], torch.complex(x, x)], 2),
         lambda x: x.contiguous().view(2, 16, -1),
         lambda x: x.contiguous().view(2, 3, -1),
+        lambda x: split(x).contiguous().view(-1),
+        lambda x: split(x).flatten(1, 2),
+        lambda x: split(x).flatten(2),
+        lambda x: split(x).flatten(-2, -1),
+        lambda x: split(x).movedim(1, 2).contiguous().view(2, 3, -1),
         lambda x: x.contiguous().view(torch.int32),
         lambda x: x.contiguous(memory_format=torch.contiguous_format) + x,
     ],

@@ -20,6 +20,9 @@ from graphfuse.runtime import torch_private
 from graphfuse.torch.autoencoders import spatial
 from graphfuse.torch.operators.convolution import FORMATS
 
+_SPLIT = 8
+"""Dimensions of frames whose channels become pixels: samples, channels, then frames, height and width, each with its
+part of the channels."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of tensors. Subclasses have functions of their own."""
 _modes = torch_private.function_modes()
@@ -111,15 +114,33 @@ def _is_joinable(t: object, first: torch.Tensor, dim: int) -> bool:
 
 
 def _kept(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
-    """``Tensor.contiguous``, which leaves a channels-last tensor as it is."""
-    if not given and not named and spatial.is_channels_last(input):
-        return input
+    """``Tensor.contiguous``, which leaves a channels-last tensor as it is, and copies channels of split dimensions next
+    to each other."""
+    if not given and not named:
+        if spatial.is_channels_last(input):
+            return input
+        if input.dim() == _SPLIT and not input.is_contiguous():
+            return spatial.channels_innermost(input)
     return torch.Tensor.contiguous(input, *given, **named)
+
+
+def _joined_dims(input: torch.Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:  # noqa: A002
+    """``Tensor.flatten``, which copies channels of split dimensions next to each other."""
+    if input.dim() == _SPLIT and type(start_dim) is int and start_dim >= 2 and not input.is_contiguous():
+        if _is_copied(input, start_dim, end_dim):
+            input = spatial.channels_innermost(input)  # noqa: A001
+    return torch.Tensor.flatten(input, start_dim, end_dim)
+
+
+def _is_copied(input: torch.Tensor, start: int, end: int) -> bool:  # noqa: A002
+    """True if torch copies a tensor to join two dimensions of it."""
+    return end == start + 1 < input.dim() and input.stride(start) != input.shape[end] * input.stride(end)
 
 
 def _viewed(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
     """``Tensor.view``. Own code may have made the tensor contiguous for it."""
-    if spatial.is_channels_last(input) and not _is_type(*given, *named.values()):
+    is_kept = spatial.is_channels_last(input) or input.dim() == _SPLIT
+    if is_kept and not _is_type(*given, *named.values()):
         return input.reshape(*given, **named)
     return torch.Tensor.view(input, *given, **named)
 
@@ -143,5 +164,6 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     functional.interpolate: _interpolated,
     torch.Tensor.contiguous: _kept,
     torch.Tensor.view: _viewed,
+    torch.Tensor.flatten: _joined_dims,
 } | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
 """Functions of torch that are replaced, and what replaces them."""

@@ -91,6 +91,14 @@ def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
     return is_view and t.shape[dim] == 1 and 0 not in x.shape and x.dtype in FLOATS
 
 
+def channels_innermost(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x, [n, channels, ...], with channels next to each other and the other dimensions in order, so that those
+    can be joined."""
+    n, channels, *extents = x.shape
+    made = x.new_empty((n, *extents, channels)).movedim(-1, 1)
+    return made.copy_(x)
+
+
 def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | None:
     """Scales of ``interpolate(x, size, factor)``; None if they are others than `nearest` has."""
     spatial = x.shape[2:]
