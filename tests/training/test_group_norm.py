@@ -149,6 +149,25 @@ def test_calls_within_calls(ran):
     assert len(ran) == 4
 
 
+class SimilarNames(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.a_b = torch.nn.RMSNorm(8), norm()
+        self.c, self.b_c = torch.nn.SiLU(), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.c(self.a_b(x)) + 2 * self.b_c(self.a(x))
+
+
+def test_pairs_of_similar_names(ran):
+    block = SimilarNames().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    fuse(block)
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 1
+
+
 class Other(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -6,7 +6,7 @@ import torch
 from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.operators.channel_kernels import modulated_channels
+from graphfuse.torch.operators.channel_kernels import modulated_channels, modulated_channels_silu
 from graphfuse.torch.whole_models import group_norm, spatial_norm
 
 cogvideox = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_cogvideox")
@@ -22,15 +22,16 @@ def of_any_size(monkeypatch):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Shapes that the kernel has computed since."""
-    shapes, own = [], spatial_norm.modulated_channels
+    """Names of the kernels that have run since."""
+    names = []
+    for kernel in (modulated_channels, modulated_channels_silu):
 
-    def call(x, *given, **named):
-        shapes.append(tuple(x.shape))
-        return own(x, *given, **named)
+        def call(*given, kernel=kernel, **named):
+            names.append(kernel.__name__)
+            return kernel(*given, **named)
 
-    monkeypatch.setattr(spatial_norm, "modulated_channels", call)
-    return shapes
+        monkeypatch.setattr(spatial_norm, kernel.__name__, call)
+    return names
 
 
 def norm(dtype=torch.bfloat16) -> torch.nn.Module:
@@ -67,7 +68,7 @@ def test_as_the_class_computes_it(of_latents, of_input, ran):
         assert (made - exact).norm() <= 1.1 * (want - exact).norm()
         assert cache["conv_y"].data_ptr() != cache["conv_b"].data_ptr()
         assert cache.keys() == kept.keys() and all(torch.equal(cache[name], t) for name, t in kept.items())
-    assert len(ran) == 2 * of_input[0]
+    assert ran == ["modulated_channels"] * 2 * of_input[0]
     unfuse(own)
     assert torch.equal(own(f, zq)[0], want)
 
@@ -146,10 +147,124 @@ def test_on_kernels(shape, dtype, plan_on, monkeypatch):
     x = torch.randn(1, *shape).to(dtype)
     y, b = (torch.randn(1, frames, height, 1, width, 1, channels).to(dtype) for _ in range(2))
     scale, shift = torch.randn(2, 1, channels)
-    made = modulated_channels(x, scale, shift, y, b)
+    made, activated = (kernel(x, scale, shift, y, b) for kernel in (modulated_channels, modulated_channels_silu))
     normal = torch.addcmul(shift.double(), x.double(), scale.double()).to(dtype)
     assert launches and made.dtype is dtype
     want = (normal * y + b).double()
     tight = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
     torch.testing.assert_close(made.double(), want, rtol=tight, atol=tight)
+    torch.testing.assert_close(activated.double(), torch.nn.functional.silu(made.double()), rtol=tight, atol=tight)
     assert dtype is torch.float32 or (made.double() == want).double().mean() > 0.98
+
+
+def block(dtype=torch.bfloat16) -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = cogvideox.CogVideoXResnetBlock3D(CHANNELS, CHANNELS, temb_channels=0, groups=4, spatial_norm_dim=LATENTS)
+    return made.to(dtype).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def test_silu_behind_it_is_in_its_kernel(ran):
+    f, zq = drawn(1, CHANNELS, 3, 8, 8), drawn(1, LATENTS, 3, 4, 4, seed=2)
+    apart = block()
+    for module in (apart.norm1, apart.norm2):
+        fuse(module)
+    report = fuse(own := block())
+    said = [e.why for e in report.replaced if e.name == "" and e.became == spatial_norm.BECAME]
+    assert said == ["norm1 and nonlinearity; norm2 and nonlinearity"]
+    made, cache = own(f, None, zq)
+    assert ran == ["modulated_channels_silu"] * 2
+    want, kept = apart(f, None, zq)
+    assert ran[2:] == ["modulated_channels"] * 2
+    torch.testing.assert_close(made, want, rtol=2**-6, atol=2**-6)
+    assert {name: of.keys() if isinstance(of, dict) else type(of) for name, of in cache.items()} == {
+        name: of.keys() if isinstance(of, dict) else type(of) for name, of in kept.items()
+    }
+
+
+def _relu(own):
+    own.nonlinearity = torch.nn.ReLU()
+
+
+def _hook_on_activation(own):
+    own.nonlinearity.register_forward_hook(lambda module, given, made: made * 0)
+
+
+def _gradients(own):
+    own.requires_grad_(True)
+
+
+@pytest.mark.parametrize("change", [_relu, _hook_on_activation, _gradients])
+def test_what_is_changed_later_is_called(change, ran):
+    f, zq, own = drawn(1, CHANNELS, 3, 8, 8), drawn(1, LATENTS, 3, 4, 4, seed=2), block()
+    fuse(own)
+    change(own)
+    with torch.set_grad_enabled(change is _gradients):
+        made, _ = own(f, None, zq)
+        unfuse(own)
+        want, _ = own(f, None, zq)
+    assert "modulated_channels_silu" not in ran and made.requires_grad == want.requires_grad
+    torch.testing.assert_close(made, want, rtol=2e-2, atol=2e-2)
+
+
+class TakesFirst(torch.nn.Module):
+    """Takes the first of a norm's results in several ways; only `usual` is one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act = norm(), torch.nn.SiLU()
+
+    def usual(self, f, zq):
+        f, kept = self.norm(f, zq, conv_cache=None)
+        f = self.act(f)
+        return f, kept
+
+    def in_list(self, f, zq):
+        [f, kept] = self.norm(f, zq)
+        f = self.act(f)
+        return f, kept
+
+    def second(self, f, zq):
+        kept, f = self.norm(f, zq)
+        f = self.act(kept)
+        return f, kept
+
+    def read_by_target(self, f, zq):
+        kept = {}
+        f, kept[f.dtype] = self.norm(f, zq)
+        f = self.act(f)
+        return f, kept
+
+    def unpacked(self, f, zq):
+        f, kept = self.norm(*(f, zq))
+        f = self.act(f)
+        return f, kept
+
+    def nested(self, f, zq):
+        f = self.act(self.norm(f, zq)[0])
+        return f, None
+
+
+@pytest.mark.parametrize("way", ["usual", "in_list", "second", "read_by_target", "unpacked", "nested"])
+@torch.no_grad()
+def test_ways_to_take_the_first_result(way, ran):
+    class Way(TakesFirst):
+        forward = vars(TakesFirst)[way]
+
+    model, f, zq = Way(), drawn(1, CHANNELS, 3, 8, 8), drawn(1, LATENTS, 3, 4, 4, seed=2)
+    want, _ = model(f, zq)
+    fuse(model)
+    made, _ = model(f, zq)
+    assert ran == ["modulated_channels" + "_silu" * (way == "usual")]
+    torch.testing.assert_close(made, want, rtol=2**-5, atol=2**-5)
+
+
+@pytest.mark.parametrize("given", [(), (None,), (None, None, None, None)], ids=len)
+@torch.no_grad()
+def test_errors_of_a_pair_are_the_norm_s(given):
+    own = norm()
+    with pytest.raises(Exception, match=".") as found:
+        own(*given)
+    with pytest.raises(found.type) as made:
+        spatial_norm.followed(own, torch.nn.SiLU(), *given)
+    assert str(made.value) == str(found.value)

@@ -92,8 +92,8 @@ def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
 
 
 def channels_innermost(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x, [n, channels, ...], with channels next to each other and the other dimensions in order, so that those
-    can be joined."""
+    """A copy of x, [n, channels, ...], with channels next to each other and the other dimensions in order: those can be
+    joined then."""
     n, channels, *extents = x.shape
     made = x.new_empty((n, *extents, channels)).movedim(-1, 1)
     return made.copy_(x)

@@ -104,13 +104,13 @@ def _of_places(shapes: Mapping[str, Shape]) -> tuple[Shape, ...]:
     return (tuple(1 if axis in (3, 5) else extent for axis, extent in enumerate(shapes["input"])),)
 
 
-def _draw_modulated(d: GraphBuilder) -> None:
+def _modulated(d: GraphBuilder) -> Tensor:
     def of_channels(name: str) -> Tensor:
         return d[name].set_dim((1,) * (d.rank - 1) + d.layouts[name].shape[-1:])
 
     normal = d.graph.add(d.graph.mul(d["input"], of_channels("scale")), of_channels("shift"))
     product = d.graph.mul(d.rounded(normal, "input"), d["factor"])
-    d.store("out", d.graph.add(d.rounded(product, "input"), d["summand"]))
+    return d.graph.add(d.rounded(product, "input"), d["summand"])
 
 
 _SCALE, _SHIFT = (TensorParameter(name, FLOAT, _of_channels) for name in ("scale", "shift"))
@@ -198,21 +198,15 @@ def scaled_channels_silu(
     """SiLU of ``scaled_channels``, both rounded."""
 
 
-_LATENTS = tuple(TensorParameter(name, FLOATS, _of_places) for name in ("factor", "summand"))
-
-
-@function(
-    Variant(
-        (
-            TensorParameter("input", FLOATS, row_axes=6),
-            *(TensorParameter(name, FLOAT, lambda shapes: ((1, shapes["input"][-1]),)) for name in ("scale", "shift")),
-            *_LATENTS,
-            _OUT,
-        ),
-        _draw_modulated,
-    ),
-    "out",
+_OF_LATENTS = (
+    TensorParameter("input", FLOATS, row_axes=6),
+    *(TensorParameter(name, FLOAT, lambda shapes: ((1, shapes["input"][-1]),)) for name in ("scale", "shift")),
+    *(TensorParameter(name, FLOATS, _of_places) for name in ("factor", "summand")),
+    _OUT,
 )
+
+
+@function(Variant(_OF_LATENTS, lambda d: d.store("out", _modulated(d))), "out")
 def modulated_channels(
     input: torch.Tensor,  # noqa: A002
     scale: torch.Tensor,
@@ -227,3 +221,15 @@ def modulated_channels(
     strides; bfloat16, float16 or float32. scale, shift: float32, (1, channels). factor, summand: (1, frames, height, 1,
     width, 1, channels), of these types. Errors as in ``rmsnorm``.
     """
+
+
+@function(Variant(_OF_LATENTS, lambda d: d.store("out", d.graph.swish(d.rounded(_modulated(d), "input")))), "out")
+def modulated_channels_silu(
+    input: torch.Tensor,  # noqa: A002
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    factor: torch.Tensor,
+    summand: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """SiLU of ``modulated_channels``, both rounded."""

@@ -14,7 +14,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.analysis.trace import CallOperand, CallSequence, TracedCall
-from graphfuse.torch.whole_models import group_norm
+from graphfuse.torch.whole_models import group_norm, spatial_norm
 from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.statements import Call, joined
@@ -24,17 +24,21 @@ _CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (C
 
 def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls]) -> Iterator[Entry]:
     """Sets the forward of a module that has such pairs. norms: those of its modules that are one kernel each, by name;
-    group norms are recognized here."""
+    group norms and spatial norms are recognized here."""
     kind, children = type(module).__name__, dict(module.named_children())
     of_groups = {n for n, m in children.items() if group_norm.is_replaceable(m)}
+    of_places = {n for n, m in children.items() if spatial_norm.is_replaceable(m)}
     activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
-    own, may_have_pairs = type(module).forward, activations and (of_groups or norms)
+    own, may_have_pairs = type(module).forward, activations and (of_groups or of_places or norms)
     if set_forward.is_set_on(module) or not may_have_pairs or not isinstance(own, FunctionType):
         return
     operations = dict[tuple[str, str], str]()
 
-    def call(norm: str, activation: str) -> Call | None:
-        """The function for a pair of modules; None if they cannot be one call."""
+    def call(norm: str, activation: str, of_first: bool) -> Call | None:
+        """The function for a pair of modules; None if they cannot be one call. of_first: whether the activation is of
+        the norm's first result."""
+        if of_first:
+            return spatial_norm.followed if activation in activations and norm in of_places else None
         if activation in activations and norm in of_groups:
             return group_norm.followed
         if activation not in activations or norm not in norms:
@@ -63,5 +67,6 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     set_forward.set_on(module, function)
     for pair, said in operations.items():
         yield Entry(name, kind, "region", f"{said}; with {' and '.join(pair)}")
-    if in_two := [" and ".join(pair) for pair in pairs if pair not in operations]:
-        yield Entry(name, kind, group_norm.BECAME, "; ".join(in_two))
+    for became, of in ((group_norm.BECAME, of_groups), (spatial_norm.BECAME, of_places)):
+        if said := [" and ".join(pair) for pair in pairs if pair[0] in of]:
+            yield Entry(name, kind, became, "; ".join(said))

@@ -5,13 +5,15 @@ of the latents stands for several places, whose factors and summands are equal. 
 and width are upsampled, and one kernel reads their results for the norm.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles, spatial
 from graphfuse.torch.autoencoders.layout_mode import is_inference, outside_mode
-from graphfuse.torch.operators.channel_kernels import modulated_channels
+from graphfuse.torch.operators.channel_kernels import modulated_channels, modulated_channels_silu
 from graphfuse.torch.whole_models import group_norm
 
 BECAME = "spatial_norm"
@@ -19,10 +21,15 @@ BECAME = "spatial_norm"
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of a spatial norm, and returns its entry; None for any other module."""
-    if roles.role(module) != roles.SPATIAL_NORM or not set_forward.is_free(module):
+    if not is_replaceable(module) or not set_forward.is_free(module):
         return None
     set_forward.set_on(module, forward)
     return Entry(name, type(module).__name__, BECAME, "where its group norm is, in channels-last")
+
+
+def is_replaceable(module: torch.nn.Module) -> bool:
+    """True for a spatial norm that runs its class's forward, or the one that replaces it."""
+    return roles.role(module) == roles.SPATIAL_NORM and set_forward.runs_its_class(module)
 
 
 def forward(
@@ -32,14 +39,28 @@ def forward(
     conv_cache: dict[str, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Forward that replaces the class's own."""
-    is_cache = conv_cache is None or isinstance(conv_cache, dict)
-    made = _normed(self, f, zq) if is_cache and is_inference() else None
+    made = _normed(self, f, zq, conv_cache) if is_inference() else None
     return type(self).forward(self, f, zq, conv_cache) if made is None else made
 
 
+def followed(norm: torch.nn.Module, activation: torch.nn.Module, *given: object, **named: object) -> tuple:
+    """The norm's result, with the activation of its first value."""
+    is_joinable = is_inference() and type(activation) is torch.nn.SiLU and len(given) == 2
+    if is_joinable and named.keys() <= {"conv_cache"} and all(map(set_forward.is_plain, (norm, activation))):
+        if (made := _normed(norm, *given, **named, silu=True)) is not None:
+            return made
+    f, *kept = norm(*given, **named)
+    return activation(f), *kept
+
+
 @outside_mode
-def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[torch.Tensor, dict] | None:
-    """The result of the class's forward, for channels-last f; None if that is to run."""
+def _normed(
+    norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor, conv_cache: object = None, silu: bool = False
+) -> tuple[torch.Tensor, dict] | None:
+    """The result of the class's forward, or that with SiLU of its first value, for channels-last f; None if the class's
+    is to run."""
+    if conv_cache is not None and not isinstance(conv_cache, dict):
+        return None
     if not spatial.is_channels_last(f) or type(zq) is not torch.Tensor or zq.dim() != 5:
         return None
     if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0]:
@@ -59,7 +80,7 @@ def _normed(norm: torch.nn.Module, f: torch.Tensor, zq: torch.Tensor) -> tuple[t
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
     height, width = scales[-1][1:]
     y, b = (of.conv(zq) for of in convolutions)
-    made = _modulated(f, factors[1:], y, b, (height, width))
+    made = _modulated(f, factors[1:], (y, b), (height, width), modulated_channels_silu if silu else modulated_channels)
     kept = spatial.nearest(zq, (1, height, width))
     return made, {"conv_y": kept, "conv_b": kept.clone()}
 
@@ -81,18 +102,19 @@ def _convolves_places(causal: torch.nn.Module, given: int, made: int) -> bool:
 def _modulated(
     f: torch.Tensor,
     factors: tuple[torch.Tensor, torch.Tensor],
-    y: torch.Tensor,
-    b: torch.Tensor,
+    of_latents: tuple[torch.Tensor, torch.Tensor],
     scale: tuple[int, int],
+    kernel: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """(f * factor + summand of each channel) * y + b, channels-last. scale: places of a place of y and b."""
+    """A kernel's result for f, factor and summand of each channel, and factor and summand of each place of latents,
+    channels-last. scale: places of a place of latents."""
     n, channels, frames, *extents = f.shape
     (height, rows), (width, columns) = ((extent // by, by) for extent, by in zip(extents, scale, strict=True))
-    shape, of_latents = (1, frames, height, rows, width, columns, channels), (1, frames, height, 1, width, 1, channels)
+    shape, of_place = (1, frames, height, rows, width, columns, channels), (1, frames, height, 1, width, 1, channels)
     made = torch.empty((n, frames, *extents, channels), dtype=f.dtype, device=f.device)
-    places, y, b = (t.movedim(1, -1) for t in (f, y, b))
+    places, *of_latents = (t.movedim(1, -1) for t in (f, *of_latents))
     for i in range(n):
         of_channels = (t[i : i + 1] for t in factors)
-        of_sample = (t[i].reshape(of_latents) for t in (y, b))
-        modulated_channels(places[i].view(shape), *of_channels, *of_sample, out=made[i].view(shape))
+        of_sample = (t[i].reshape(of_place) for t in of_latents)
+        kernel(places[i].view(shape), *of_channels, *of_sample, out=made[i].view(shape))
     return made.movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""Forwards rewritten so that two consecutive calls, of a module and of another on its result, become one call.
+"""Forwards rewritten so that two consecutive calls, of a module and of another on its (first) result, become one call.
 
 The rest of the forward is not analyzed, so it may do anything.
 """
@@ -6,10 +6,8 @@ The rest of the forward is not analyzed, so it may do anything.
 import ast
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CellType, CodeType, FunctionType
-
-import torch
 
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
@@ -19,17 +17,21 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Pair = tuple[str, str]
 """Names of two submodules."""
+Found = tuple[str, str, bool]
+"""Names of two submodules, and whether the second is called on the first of the first's results."""
 
-Call = Callable[[torch.nn.Module, torch.nn.Module, torch.Tensor], torch.Tensor]
-"""Function of the two modules and the argument of the first."""
+Call = Callable[..., object]
+"""Function of the two modules and the arguments of the first."""
 
 
-def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[FunctionType, list[Pair]]:
-    """A forward with `self.B(self.A(x))` replaced by `call("A", "B")(self.A, self.B, x)`, and the pairs that it has.
+def joined(own: FunctionType, call: Callable[[str, str, bool], Call | None]) -> tuple[FunctionType, list[Pair]]:
+    """A forward with `self.B(self.A(x))` replaced by `call("A", "B", False)(self.A, self.B, x)`, and the pairs that it
+    has.
 
-    A pair for which `call` returns None stays. `y = self.A(x)` followed by `y = self.B(y)` is replaced, too. The second
-    may follow branches, some of which end with A: then it is moved into each. Raises ForwardDeclined if the source is
-    not available.
+    A pair for which `call` returns None stays. `y = self.A(x)` followed by `y = self.B(y)` is replaced, too. So is
+    `y, rest = self.A(...)` followed by `y = self.B(y)`, by `y, rest = call("A", "B", True)(self.A, self.B, ...)`. The
+    second may follow branches, some of which end with A: then it is moved into each. Raises ForwardDeclined if the
+    source is not available.
     """
     tree = syntax_tree(own)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
@@ -40,7 +42,7 @@ def joined(own: FunctionType, call: Callable[[str, str], Call | None]) -> tuple[
         return own, []
     if any(map(_is_mangled, ast.walk(tree))):
         raise ForwardDeclined("its forward reads names that its class makes its own")
-    return _made(own, tree, body, found.calls), [*found.calls]
+    return _made(own, tree, body, found.calls.values()), [*dict.fromkeys((a, b) for a, b, _ in found.calls)]
 
 
 def _is_mangled(node: ast.AST) -> bool:
@@ -49,9 +51,9 @@ def _is_mangled(node: ast.AST) -> bool:
 
 
 class _Pairs(ast.NodeTransformer):
-    def __init__(self, owner: str, call: Callable[[str, str], Call | None]) -> None:
+    def __init__(self, owner: str, call: Callable[[str, str, bool], Call | None]) -> None:
         self.owner, self.call = owner, call
-        self.calls = dict[Pair, Call]()
+        self.calls = dict[Found, Call]()
 
     def block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
@@ -77,10 +79,14 @@ class _Pairs(ast.NodeTransformer):
                     branch[-1:] = [*branch[-1:], copy.deepcopy(statement)] if end is None else [end]
                 return last
             case (
-                ast.Assign(targets=[ast.Name(id=made)], value=inner),
+                ast.Assign(targets=[target], value=inner),
                 ast.Assign(targets=[ast.Name(id=variable)], value=ast.Call(args=[ast.Name(id=given)]) as outer),
-            ) if made == variable == given:
-                call = self._call(inner, outer)
+            ) if variable == given:
+                of_first = isinstance(target, ast.Tuple)
+                first, *rest = target.elts if of_first else [target]
+                if not _is_name(first, variable) or any(_is_name(n, variable) for t in rest for n in ast.walk(t)):
+                    return None
+                call = self._call(inner, outer, of_first)
                 return None if call is None else ast.copy_location(ast.Assign(last.targets, call), last)
         return None
 
@@ -93,33 +99,36 @@ class _Pairs(ast.NodeTransformer):
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _apart
 
-    def _call(self, inner: ast.expr | None, outer: ast.expr) -> ast.expr | None:
-        """The call of a pair: of a module, and of another on its result; None if the expressions are no pair."""
-        pair = self._module(inner), self._module(outer)
-        if not all(pair) or not (call := self.call(*pair)):
+    def _call(self, inner: ast.expr | None, outer: ast.expr, of_first: bool = False) -> ast.expr | None:
+        """The call of a pair: of a module, and of another on its result, or on the first of its results; None if the
+        expressions are no pair."""
+        norm, activation = self._module(inner, is_of_one=not of_first), self._module(outer)
+        found = norm, activation, of_first
+        if not norm or not activation or not (call := self.call(*found)):
             return None
-        self.calls[pair] = call
+        self.calls[found] = call
+        function = ast.Name(f"{_JOINED}{[*self.calls].index(found)}", ast.Load())
         given = [inner.func, outer.func, *inner.args]
-        return ast.copy_location(ast.Call(ast.Name(_name(pair), ast.Load()), given, []), outer)
+        return ast.copy_location(ast.Call(function, given, inner.keywords), outer)
 
-    def _module(self, node: ast.AST | None) -> str:
-        """Name of the submodule that an expression calls with one value; "" for anything else."""
+    def _module(self, node: ast.AST | None, is_of_one: bool = True) -> str:
+        """Name of the submodule that an expression calls; "" for anything else. is_of_one: with one value alone."""
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=module), args=[value], keywords=[]) if (
-                owner == self.owner and not isinstance(value, ast.Starred)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=module), args=args, keywords=named) if (
+                owner == self.owner and not any(isinstance(value, ast.Starred) for value in args)
             ):
-                return module
+                return module if not is_of_one or len(args) == 1 and not named else ""
         return ""
 
 
-def _name(pair: Pair) -> str:
-    return "_".join((_JOINED, *pair))
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
-def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls: Mapping[Pair, Call]) -> FunctionType:
+def _made(own: FunctionType, tree: ast.FunctionDef, body: list[ast.stmt], calls: Iterable[Call]) -> FunctionType:
     """A function with another body and the rest of its own: globals, closure, defaults and name."""
     code, cells = own.__code__, dict(zip(own.__code__.co_freevars, own.__closure__ or (), strict=True))
-    cells |= {_name(pair): CellType(call) for pair, call in calls.items()}
+    cells |= {f"{_JOINED}{n}": CellType(call) for n, call in enumerate(calls)}
     inner = copy.copy(tree)
     inner.args, inner.body, inner.decorator_list, inner.returns = _without_defaults(tree.args), body, [], None
     inner.type_params = []
