@@ -263,14 +263,15 @@ def test_what_a_function_changes_in_place_by_position_counts():
     def of_a_mask(q, k, v):
         i = torch.arange(N)
         mask = torch.where(i <= i[:, None], 0.0, -INF)
+        same = mask.view_as(mask)
         F.relu(mask, True)  # all zeros
-        return F.scaled_dot_product_attention(q, k, v, mask)
+        return F.scaled_dot_product_attention(q, k, v, same)
 
     def of_repeated_heads(q, k, v):
         k = k * 1
-        many, values = (t.repeat_interleave(2, 1) for t in (k, v))
+        many, values, same = *(t.repeat_interleave(2, 1) for t in (k, v)), k.view_as(k)
         F.relu(k, True)
-        return F.scaled_dot_product_attention(q, many, values, is_causal=True)
+        return F.scaled_dot_product_attention(q, many, values, is_causal=True) + same.mean()
 
     assert all("causal" not in why for _, why in checked(of_a_mask, *qkv()))
     assert all("not repeated" not in why for _, why in checked(of_repeated_heads, *qkv(kv_heads=2)))

@@ -59,7 +59,7 @@ def _has_tensors(node: Node) -> bool:
 
 
 @contextmanager
-def _fake_context(given: Sequence[torch.Tensor]) -> Iterator[None]:
+def fake_context(given: Sequence[torch.Tensor]) -> Iterator[None]:
     """Context for operations on tensors without memory (fake tensors). Tensors made of numbers are then fake, too, and
     questions about extents that vary add no guards."""
     modes = (getattr(t, "fake_mode", None) for t in given)
@@ -156,7 +156,7 @@ def _logged(
     if seen is None:
         return None
     try:
-        with torch.no_grad(), _fake_context(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
+        with torch.no_grad(), fake_context(tensors((args, kwargs))), torch_private.without_fake_tensor_logs(), seen:
             return calls, function(*args, **kwargs)
     except Exception:  # an operation that torch cannot run on such tensors is not translated
         return None

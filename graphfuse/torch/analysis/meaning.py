@@ -51,28 +51,27 @@ MEANING |= dict(zip(_OF_ONE_NAME, _OF_ONE_NAME, strict=True))
 _VIEWS = ("view", "expand", "same", "cast", "permute", "slice")
 """Meanings of operations whose result may share memory with their first argument."""
 
-_NOT_IN_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-
 PARTS = frozenset(
     "select narrow detach chunk split tensor_split unbind diagonal t moveaxis movedim unfold as_strided".split()
 )
 """Names of other operations whose result may share memory. Their meaning is not needed."""
-_IN_PLACE = "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
+IN_PLACE = {
+    getattr(operator, f"i{name.rstrip('_')}"): getattr(operator, name)
+    for name in "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".split()
+}
+"""Python's operators that work in place, with those that do not."""
 OURS = {"graphfuse::keyed_dropout": "dropout", "graphfuse::cross_entropy_loss": "cross_entropy"}
 """graphfuse's own operators that are in graphs until regions are chosen, with torch's names for them."""
 KEYS = ("val", "example_value")
 """Keys of ``Node.meta`` under which recorders store the result of a node."""
 _USUAL_EXTENT = 64
 """Extent that planning assumes if the real one is known only at run time."""
-_WRITING = frozenset((*_IN_PLACE, *(f"__{name}__" for name in _IN_PLACE)))
+_WRITING = frozenset(
+    form for name in ("idiv", "setitem", *(f.__name__ for f in IN_PLACE)) for form in (name, f"__{name}__")
+)
 _UNDERSCORED = frozenset({operator.and_, operator.or_, operator.not_, operator.is_})
 """Functions whose names end like those of in-place operations, but which change nothing."""
-_OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch.special, torch_private.native_functions())
+OWNERS = (torch, torch.nn.functional, operator, torch.linalg, torch.special, torch_private.native_functions())
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,14 @@ def name_of(target: object) -> str:
     """Name of a function of torch; "" for any other object."""
     name = getattr(target, "__name__", "")
     names = (name, name.removeprefix("linalg_"), name.removeprefix("special_"))  # modules omit prefixes
-    return name if any(getattr(owner, n, None) is target for owner in _OWNERS for n in names) else ""
+    return name if any(getattr(owner, n, None) is target for owner in OWNERS for n in names) else ""
 
 
 def writes(node: Node) -> bool:
     """True if a node changes its first argument in place, or may do so, or writes to an argument `out`."""
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
-    place = _place_of_inplace(node.target) if node.op == "call_function" else None
+    place = place_of_inplace(node.target) if node.op == "call_function" else None
     inplace = node.args[place] if place is not None and place < len(node.args) else node.kwargs.get("inplace")
     if inplace is not None and inplace is not False or node.kwargs.get("out") is not None:
         return True
@@ -135,7 +134,7 @@ def writes(node: Node) -> bool:
 
 
 @functools.cache
-def _place_of_inplace(function: Callable[..., object]) -> int | None:
+def place_of_inplace(function: Callable[..., object]) -> int | None:
     """Position of a function's parameter `inplace`; None if it has none."""
     try:
         names = [*inspect.signature(function).parameters]
@@ -152,15 +151,10 @@ def may_write(node: Node) -> bool:
 
 
 def op(node: object) -> Meaning | None:
-    """Meaning of the operation of a node; None if it is not known. An in-place operation counts as its out-of-place
-    form if nothing else reads the tensor that it changes."""
-    if not isinstance(node, Node):
+    """Meaning of the operation of a node; None if it is not known, or works in place."""
+    if not isinstance(node, Node) or writes(node):
         return None
     name, args, named = called_name(node), node.args, dict(node.kwargs)
-    if writes(node):
-        if not args or not isinstance(args[0], Node) or len(args[0].users) != 1 or not _is_new(args[0]):
-            return None
-        name = name.removesuffix("_")
     if name == "getitem" and not _keeps_order(args[1]):
         return None
     if "out" in named or name == "rsub" or named.pop("alpha", 1) != 1 or named.get("rounding_mode") is not None:
@@ -181,25 +175,6 @@ def _keeps_order(index: object) -> bool:
         or (isinstance(part, Node) and isinstance(recorded_result(part), torch.SymInt))
         for part in parts
     )
-
-
-def changes(node: Node) -> bool:
-    """True if a node changes a tensor in place that others may read, also through views."""
-    return writes(node) and op(node) is None
-
-
-def remove_inplace(graph: Graph) -> None:
-    """Replaces in-place operations by out-of-place ones, if nothing else reads the tensors that they change."""
-    for node in graph.nodes:
-        if not writes(node) or op(node) is None:
-            continue
-        if isinstance(node.target, torch._ops.OpOverload):
-            packet = getattr(torch.ops.aten, node.target._opname.removesuffix("_"), None)
-            node.target = getattr(packet, node.target._overloadname, node.target)
-        elif node.op == "call_method":
-            node.target = node.target.removesuffix("_")
-        else:
-            node.target = _NOT_IN_PLACE.get(node.target, node.target)
 
 
 def read_extents_of_inputs(graph: Graph) -> None:
@@ -227,14 +202,6 @@ def write_constant_types(graph: Graph) -> None:
             graph.erase_node(node)
         else:
             node.op, node.target, node.args = "call_method", "to", (node.args[0], like.dtype)
-
-
-def _is_new(node: Node) -> bool:
-    """True if a node makes a new tensor, which nothing else refers to, or is one of several results of such a node."""
-    if is_item(node):
-        return _is_new(node.args[0])
-    found = op(node)
-    return found is not None and found.meaning not in _VIEWS
 
 
 def is_item(node: Node) -> bool:

@@ -18,7 +18,8 @@ from torch.fx import Graph, Node
 from graphfuse.base.wording import with_article
 from graphfuse.torch.analysis.inductor import is_repeatable
 from graphfuse.torch.analysis.interpreter import run
-from graphfuse.torch.analysis.meaning import MEANING, called_name, changes, name_of, remove_inplace
+from graphfuse.torch.analysis.meaning import MEANING, called_name, name_of, writes
+from graphfuse.torch.analysis.out_of_place import write_out_of_place
 from graphfuse.torch.analysis.reads import SELF, Read, is_plain
 from graphfuse.torch.analysis.recording import graph_of
 from graphfuse.torch.analysis.symbols import Domain, ForwardDeclined, TensorMethod
@@ -359,11 +360,11 @@ def _interpreted(
 def without_copies(graph: Graph) -> Graph:
     """The graph without copies. Raises ForwardDeclined if it changes a tensor in place that others may read."""
     graph.eliminate_dead_code()
+    write_out_of_place(graph)
+    if any(map(writes, graph.nodes)):
+        raise ForwardDeclined("changes a tensor in place")
     for node in graph.nodes:
         if called_name(node) == "clone":  # as nothing is changed in place, it equals its source
             node.replace_all_uses_with(node.args[0])
-        elif changes(node):
-            raise ForwardDeclined("changes a tensor in place")
-    remove_inplace(graph)
     graph.eliminate_dead_code()
     return graph

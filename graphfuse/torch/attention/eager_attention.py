@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import surroundings
-from graphfuse.torch.analysis.meaning import changes, is_op, without_casts
+from graphfuse.torch.analysis.meaning import is_op, without_casts, writes
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import ForwardDeclined
@@ -125,7 +125,7 @@ def _sinks_name(graph: GraphModule, vectors: list[str], has_mask: bool) -> str |
     while is_op(result, "same"):
         result = result.args[0]
     is_result = sinks.swapped(result, 1, 2) is found.out
-    is_result = is_result and not any(map(changes, graph.graph.nodes))
+    is_result = is_result and not any(map(writes, graph.graph.nodes))
     wanted = _GIVEN if has_mask else (*_GIVEN[:3], None)
     if tuple(read) != wanted or name not in vectors or not is_result or found.scale != _SCALE:
         return "attention: it computes more than attention with sinks"

@@ -16,7 +16,6 @@ from graphfuse.base.wording import with_article
 from graphfuse.torch.analysis import inductor, surroundings
 from graphfuse.torch.analysis.meaning import (
     called_name,
-    changes,
     concatenated,
     dtype,
     is_changed,
@@ -380,7 +379,7 @@ def _allow(found: Attention, regions: surroundings.GraphParts) -> None:
     if len({regions.number[node] for node in within}) > 1:
         raise _No("the mode of gradients, autocast or torch.func changes within it")
     first = min(within)
-    if any(changes(node) and first < node < found.out for node in found.out.graph.nodes):
+    if any(writes(node) and first < node < found.out for node in found.out.graph.nodes):
         raise _No("something is changed in place within it")
     if any(map(is_changed, (found.out, *ends))):
         raise _No("its result, or what it is computed from, is changed in place")

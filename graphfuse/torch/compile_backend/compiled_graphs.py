@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from graphfuse.torch.analysis import inductor, surroundings
 from graphfuse.torch.analysis.meaning import has_gradient
 from graphfuse.torch.analysis.new_nodes import replace_nodes
+from graphfuse.torch.analysis.out_of_place import write_out_of_place
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.attention import mask_pass as attention
 from graphfuse.torch.attention import sinks_pass as sinks
@@ -113,6 +114,7 @@ def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> 
 
 
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
+    write_out_of_place(module.graph)
     attention_entries = sinks.replace(module, _place)
     around = surroundings.graph_parts(module.graph)
     attention_entries += attention.rewrite(module, around, _place)

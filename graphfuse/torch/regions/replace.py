@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphfuse.torch.analysis import inductor
-from graphfuse.torch.analysis.meaning import KEYS, changes, may_write, recorded_result, same, writes
+from graphfuse.torch.analysis.meaning import KEYS, may_write, recorded_result, same, writes
 from graphfuse.torch.analysis.new_nodes import copy_records, insert, permuted, record
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.operator import region as operator_of
@@ -67,7 +67,7 @@ def _replace(graph: Graph, region: TorchRegion, new: dict[Node, Node]) -> str:
         old.replace_all_uses_with(result, lambda user: user not in region.nodes)
         new[old] = result
     for node in reversed(region.nodes):
-        if not node.users:  # includes writes to tensors that only the region reads
+        if not node.users:
             graph.erase_node(node)
     return ""
 
@@ -123,7 +123,7 @@ def fits(graph: Graph, region: TorchRegion, inputs: Sequence[Node]) -> tuple[Nod
     users = (user for node in region.outputs for user in node.users if user not in region.nodes)
     place = min(*users, region.nodes[-1].next)
     between = (node for node in graph.nodes if region.nodes[0] <= node < place)
-    in_the_way = next((node for node in between if changes(node) or may_write(node) and not writes(node)), None)
+    in_the_way = next(filter(may_write, between), None)
     return (place, all(node < place for node in inputs)) if in_the_way is None else (in_the_way, False)
 
 

@@ -20,12 +20,12 @@ from graphfuse.torch.analysis.meaning import (
     hint,
     read_extents_of_inputs,
     recorded_result,
-    remove_inplace,
     same,
     value,
     write_constant_types,
 )
 from graphfuse.torch.analysis.neighbours import ReplacedNodes, elements, is_small, largest
+from graphfuse.torch.analysis.out_of_place import write_out_of_place
 from graphfuse.torch.analysis.traversal import reachable
 from graphfuse.torch.regions import over_ranks
 from graphfuse.torch.regions.choose import TorchRegion, device_of, find, reduces_rows_and_parts
@@ -45,7 +45,7 @@ def replace_in(module: GraphModule, declines: bool) -> tuple[Verdicts, dict[Node
     declines: whether regions that inductor computes as fast are not replaced.
     """
     graph = module.graph
-    remove_inplace(graph)
+    write_out_of_place(graph)
     read_extents_of_inputs(graph)
     write_constant_types(graph)
     write_turns(graph)
