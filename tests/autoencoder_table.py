@@ -17,13 +17,15 @@ HEAD = "| class | norms | of these with SiLU | left |\n|---|---|--:|---|\n"
 
 _OMITTED = ("the returned sum", "residual sums", "its layout")
 """How reasons begin that are not about norms: of sums before them, and of layouts that only 16 bits have."""
+_NO_NORMS = ("frames", "edges", "contiguous")
+"""How it begins what modules became that are no norms."""
 _LEFT = "convolutions with their padding, upsampling"
 
 
 def row(of: str, vae: torch.nn.Module, report: FuseReport) -> str:
     """Line of the table for a model that was fused."""
     whole = any(e.became.startswith("frames") and e.name == "decoder" for e in report.replaced)
-    leaves = Counter(e.kind for e in report.replaced if _is_leaf(vae, e) and not e.became.startswith("frames"))
+    leaves = Counter(e.kind for e in report.replaced if _is_leaf(vae, e) and not e.became.startswith(_NO_NORMS))
     norms = [f"{count} `{kind}`, {_kernels(kind)}" for kind, count in leaves.items()]
     within = Counter(e.kind for e in report.replaced if e.became.startswith("frames (norm"))
     norms += [f"those of {count} `{kind}`, as WAN's" for kind, count in within.items()]
@@ -47,7 +49,7 @@ def _pairs(vae: torch.nn.Module, entry: Entry) -> int:
     if _is_leaf(vae, entry) or entry.became.startswith("frames"):
         return 0
     names = [name for name, m in vae.get_submodule(entry.name).named_children() if type(m) is torch.nn.SiLU]
-    if entry.became == "group_norm":
+    if entry.became in ("group_norm", "spatial_norm"):
         return sum(" and " in pair for pair in entry.why.split("; "))
     return int("swish" in entry.why or any(f"and {name}" in entry.why for name in names))
 

@@ -149,6 +149,40 @@ def test_calls_within_calls(ran):
     assert len(ran) == 4
 
 
+class OfFunctions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.rows = norm(), norm(), torch.nn.RMSNorm(8)
+
+    def forward(self, x, silu=lambda x: x * 3):
+        y = self.norm1(x)
+        y = F.silu(y)
+        for _ in range(2):
+            y = torch.nn.functional.silu(self.rows(y))
+        return y + silu(self.norm2(x)) + F.silu(self.norm2(x), inplace=True) + F.relu(self.norm2(x))
+
+
+def test_functions_behind_norms(ran):
+    block = OfFunctions().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    wanted = block(x)
+    report = fuse(block)
+    assert {e.why for e in report.replaced if e.name == ""} == {
+        "norm1 and F.silu",
+        "rmsnorm, swish; with rows and torch.nn.functional.silu",
+    }
+    torch.testing.assert_close(block(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ran) == 4
+
+
+def test_a_function_that_is_exchanged_later_is_called(monkeypatch):
+    block = OfFunctions().requires_grad_(False)
+    x = drawn(1, 16, 8, 8)
+    fuse(block)
+    monkeypatch.setattr(F, "silu", lambda x, inplace=False: x * 5)
+    torch.testing.assert_close(block(x), type(block).forward(block, x), rtol=1e-5, atol=1e-5)
+
+
 class SimilarNames(torch.nn.Module):
     def __init__(self):
         super().__init__()

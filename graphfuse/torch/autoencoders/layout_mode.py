@@ -149,6 +149,20 @@ def _is_type(shape: object = None, *_: object) -> bool:
     return isinstance(shape, torch.dtype)
 
 
+def _repeated(
+    input: torch.Tensor,  # noqa: A002
+    repeats: object,
+    dim: object = None,
+    **named: object,
+) -> torch.Tensor:
+    """``Tensor.repeat_interleave``, which is channels-last along frames, height or width."""
+    if type(repeats) is int and repeats > 0 and type(dim) is int and not named and spatial.has_layout(input):
+        axis = dim + input.dim() if dim < 0 else dim
+        if 2 <= axis < input.dim():
+            return spatial.nearest(input, [repeats if axis == n else 1 for n in range(2, input.dim())])
+    return torch.Tensor.repeat_interleave(input, repeats, dim, **named)
+
+
 def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
     """``linear``, whose product adds the bias for rows of any rank. Torch's own adds it in another kernel from four
     dimensions on."""
@@ -165,5 +179,6 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     torch.Tensor.contiguous: _kept,
     torch.Tensor.view: _viewed,
     torch.Tensor.flatten: _joined_dims,
+    torch.Tensor.repeat_interleave: _repeated,
 } | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
 """Functions of torch that are replaced, and what replaces them."""

@@ -30,9 +30,12 @@ IMAGES = "encoder or decoder of images"
 FRAMES = "encoder or decoder of frames"
 SPLIT = "convolution of parts"
 REPEATED = "convolution of repeated edges"
+FIRST_REPEATED = "convolution of repeated first frames"
 CACHED = "causal convolution with kept frames"
 SPATIAL_NORM = "spatial norm"
 FRAME_NORM = "group norm of each frame"
+ONE_GROUP_NORM = "norm of each frame, where it has one group"
+WAVELETS = "wavelets of frames"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -72,11 +75,17 @@ _ROLES = {
     "c85a5e5f95f80f58": FRAMES,
     "e02ed3fa74a67b75": FRAMES,  # LTX-Video
     "eb31a4a3f3b7c635": FRAMES,
+    "f80f030a2cc829cc": FRAMES,  # Cosmos
+    "7589ad0062f9951e": FRAMES,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
     "1694c050155a5772": REPEATED,  # LTX-Video
+    "24c8e0f899def48d": FIRST_REPEATED,  # Cosmos
     "bfee60e7f91eb486": CACHED,  # CogVideoX and Mochi
     "18503d9ff0c715f2": SPATIAL_NORM,  # CogVideoX
     "f79a7221d52bc2ac": FRAME_NORM,  # Mochi
+    "4be79003be2c69aa": ONE_GROUP_NORM,  # Cosmos
+    "1f9de50658b4ce7b": WAVELETS,  # Cosmos
+    "be5bc9c969dc1900": WAVELETS,
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
 decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""

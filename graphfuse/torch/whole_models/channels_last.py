@@ -18,7 +18,7 @@ import torch
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import replacement, roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference
+from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference, outside_mode
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"
@@ -26,10 +26,13 @@ _NOTE = "weights of its convolutions are channels-last, and its result is contig
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Converts the weights of an encoder or decoder, and returns its entry; None for any other module. Its forward may
-    have been set before."""
-    if (role := roles.role(module)) not in (roles.IMAGES, roles.FRAMES):
+    have been set before. Sets the forward of wavelets."""
+    kind, role = type(module).__name__, roles.role(module)
+    if role == roles.WAVELETS and set_forward.is_free(module):
+        set_forward.set_on(module, _contiguously)
+        return Entry(name, kind, "contiguous", "its convolutions are of few channels")
+    if role not in (roles.IMAGES, roles.FRAMES):
         return None
-    kind = type(module).__name__
     if not set_forward.is_free(module) and not set_forward.is_set_on(module):
         return Entry(name, kind, why=set_forward.ALREADY_SET)
     convolutions = {of: conv for of, conv in module.named_modules() if _is_free(conv)}
@@ -63,6 +66,12 @@ def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
         return _contiguous(made)
 
     return forward
+
+
+@outside_mode
+def _contiguously(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Forward that replaces that of wavelets, whose own functions then run on contiguous tensors."""
+    return type(self).forward(self, _contiguous(hidden_states))
 
 
 def _laid_out(given: object) -> object:

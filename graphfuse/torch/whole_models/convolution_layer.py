@@ -22,13 +22,15 @@ _observed = torch_private.needs_dispatcher()
 
 def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's
     """Forward that replaces the class's own."""
-    made = _convolved(self, input)
+    made = convolved(self, input)
     return type(self).forward(self, input) if made is None else made
 
 
 @outside_mode
-def _convolved(conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor | None:
-    """The convolution of x; None if the class's own forward is to run."""
+def convolved(
+    conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor, padding: tuple[int, ...] | None = None
+) -> torch.Tensor | None:
+    """The convolution of x by cuDNN's engine; None if that does not run it. padding: instead of the module's."""
     if is_dynamo_compiling() or _observed():
         return None
     weight, bias = conv.weight, conv.bias  # read once, as modules look parameters up in Python
@@ -36,7 +38,7 @@ def _convolved(conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor) -> torc
         return None
     if type(conv) not in _CLASSES and x.numel() * x.element_size() >= _SPLIT_FROM:
         return None
-    return convolution(x, weight, bias, conv.stride, conv.padding, conv.dilation)
+    return convolution(x, weight, bias, conv.stride, padding or conv.padding, conv.dilation)
 
 
 def _is_supported(

@@ -11,11 +11,12 @@ is computed once, and tensors are viewed by ``as_strided``, which is one call of
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
 
 from graphfuse.contract.row_counts import joined
 from graphfuse.functional.tensor_parameter import FLOATS
@@ -40,6 +41,8 @@ LEAST = 1 << 23
 LEAST_CHANNELS_LAST = 1 << 19
 """The same for channels-last tensors, which torch's own rearranges before, and the next convolution after it."""
 BECAME = "group_norm"
+SILU = functional.silu
+"""The function. A user may exchange it in torch's module."""
 _FEWEST = 1 << 10
 """Length of a row of moments that is read, at least. Other lengths are powers of two, so that few kernels of rows serve
 all resolutions."""
@@ -205,14 +208,20 @@ def forward_of_frames(self: torch.nn.Module, x: torch.Tensor | None = None) -> t
     return forward(self, x)
 
 
-def followed(norm: torch.nn.Module, activation: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+def followed(
+    norm: torch.nn.Module, activation: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+) -> torch.Tensor:
     """The activation of the norm of x."""
-    if type(activation) is torch.nn.SiLU and not is_dynamo_compiling():
-        if set_forward.is_plain(norm) and set_forward.is_plain(activation):
-            made = _of_module(x, norm, silu=True)
-            if made is not None:
-                return made
+    if not is_dynamo_compiling() and set_forward.is_plain(norm) and is_silu(activation):
+        made = _of_module(x, norm, silu=True)
+        if made is not None:
+            return made
     return activation(norm(x))
+
+
+def is_silu(activation: object) -> bool:
+    """True for SiLU, as a function or as a module without hooks."""
+    return activation is SILU or type(activation) is torch.nn.SiLU and set_forward.is_plain(activation)
 
 
 def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -231,7 +240,12 @@ def in_sequence(self: torch.nn.Sequential, input: torch.Tensor) -> torch.Tensor:
 
 def module_of(norm: torch.nn.Module) -> torch.nn.GroupNorm | None:
     """The group norm that a module is, or norms each frame with; None for any other module."""
-    of = norm.norm_layer if roles.role(norm) == roles.FRAME_NORM else norm
+    of: object = norm
+    match roles.role(norm):
+        case roles.FRAME_NORM:
+            of = norm.norm_layer
+        case roles.ONE_GROUP_NORM:  # of others, all frames are normalized together
+            of = norm.norm if norm.num_groups == 1 else None
     return of if isinstance(of, torch.nn.GroupNorm) else None
 
 

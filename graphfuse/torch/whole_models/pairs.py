@@ -1,9 +1,10 @@
 """Norms and the activations that follow them as one call each, in forwards that call both directly one after the other.
 
-They may be consecutive statements of a forward or consecutive modules of a sequence. The rest of the forward is
-arbitrary.
+They may be consecutive statements of a forward or consecutive modules of a sequence. An activation is a module or a
+function of torch. The rest of the forward is arbitrary.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from types import FunctionType
@@ -19,6 +20,8 @@ from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.statements import Call, joined
 
+_SILU = torch.nn.SiLU()
+"""Stands for the function."""
 _CALLS = CallSequence(1, (TracedCall(0, (CallOperand(0),), {}), TracedCall(1, (CallOperand(1),), {})), (2,))
 
 
@@ -28,8 +31,8 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     kind, children = type(module).__name__, dict(module.named_children())
     of_groups = {n for n, m in children.items() if group_norm.is_replaceable(m)}
     of_places = {n for n, m in children.items() if spatial_norm.is_replaceable(m)}
-    activations = {n for n, m in children.items() if type(m) is torch.nn.SiLU}
-    own, may_have_pairs = type(module).forward, activations and (of_groups or of_places or norms)
+    activations = {n: m for n, m in children.items() if type(m) is torch.nn.SiLU}
+    own, may_have_pairs = type(module).forward, of_groups or of_places or norms
     if set_forward.is_set_on(module) or not may_have_pairs or not isinstance(own, FunctionType):
         return
     operations = dict[tuple[str, str], str]()
@@ -37,17 +40,18 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     def call(norm: str, activation: str, of_first: bool) -> Call | None:
         """The function for a pair of modules; None if they cannot be one call. of_first: whether the activation is of
         the norm's first result."""
-        if of_first:
-            return spatial_norm.followed if activation in activations and norm in of_places else None
-        if activation in activations and norm in of_groups:
-            return group_norm.followed
-        if activation not in activations or norm not in norms:
+        is_function = activation not in children and _named(own, activation) is group_norm.SILU
+        if not is_function and activation not in activations:
             return None
-        found = fused(_CALLS, (children[norm], children[activation]))
+        if of_first:
+            return spatial_norm.followed if norm in of_places else None
+        if norm in of_groups:
+            return group_norm.followed
+        found = fused(_CALLS, (children[norm], activations.get(activation, _SILU))) if norm in norms else None
         if not isinstance(found, FusedCalls):
             return None
         operations[norm, activation], run = found.first.program.operations, joint_call(found)
-        return lambda norm, activation, x: run(norm, activation, x)[0]
+        return lambda norm, activation, x: run(norm, _SILU if activation is group_norm.SILU else activation, x)[0]
 
     try:
         if own is torch.nn.Sequential.forward:
@@ -70,3 +74,9 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     for became, of in ((group_norm.BECAME, of_groups), (spatial_norm.BECAME, of_places)):
         if said := [" and ".join(pair) for pair in pairs if pair[0] in of]:
             yield Entry(name, kind, became, "; ".join(said))
+
+
+def _named(function: FunctionType, name: str) -> object:
+    """Value of a name with dots among the globals of a function; None if there is none."""
+    first, *rest = name.split(".")
+    return functools.reduce(lambda value, part: getattr(value, part, None), rest, function.__globals__.get(first))

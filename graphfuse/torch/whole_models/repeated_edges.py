@@ -1,31 +1,55 @@
-"""Convolutions of LTX-Video, which repeat the first and last frame before they convolve.
+"""Convolutions of LTX-Video and Cosmos, which repeat the first frame (LTX-Video also the last) before they convolve.
 
-The class makes a tensor of each repeated frame and joins them with the frames. One copy suffices.
+The classes make a tensor of the repeated frames and join it with the frames, and Cosmos's pads height and width with
+zeros. One copy suffices, and the convolution pads with zeros.
 """
 
 import torch
+from torch.nn import functional
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.autoencoders import roles, spatial
 from graphfuse.torch.autoencoders.layout_mode import is_inference, outside_mode
+from graphfuse.torch.whole_models.convolution_layer import convolved
 
 _edge_padded = outside_mode(spatial.edge_padded)
 
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of such a convolution, and returns its entry; None for any other module."""
-    if roles.role(module) != roles.REPEATED or not set_forward.is_free(module):
+    function = _FORWARDS.get(roles.role(module))
+    if function is None or not set_forward.is_free(module):
         return None
-    set_forward.set_on(module, forward)
-    told = "its first and last frame are repeated in one copy, in channels-last"
-    return Entry(name, type(module).__name__, "edges", told)
+    set_forward.set_on(module, function)
+    return Entry(name, type(module).__name__, "edges", "frames are repeated in one copy, in channels-last")
 
 
-def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Forward that replaces the class's own."""
-    if not is_inference() or not spatial.is_channels_last(hidden_states) or hidden_states.dim() != 5:
+def forward_of_both(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Forward that replaces that of a convolution which repeats the first and the last frame."""
+    if not _is_taken(hidden_states):
         return type(self).forward(self, hidden_states)
     more = self.kernel_size[0] - 1
     begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)
     return self.conv(_edge_padded(hidden_states, (0, 0, 0, 0, begin, end)))
+
+
+def forward_of_first(self: torch.nn.Conv3d, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Forward that replaces that of a convolution which repeats the first frame."""
+    (left, *others), count = self.spatial_pad, self.temporal_pad
+    is_usual = others == [left] * 3 and self.pad_mode == "constant" and self.padding == (0, 0, 0) and count >= 0
+    if not is_usual or self.padding_mode != "zeros" or not _is_taken(hidden_states):
+        return type(self).forward(self, hidden_states)
+    x = _edge_padded(hidden_states, (0, 0, 0, 0, count, 0)) if count else hidden_states
+    if (made := convolved(self, x, padding := (0, left, left))) is not None:
+        return made
+    if x.shape[0] == 1:  # with other strides of one sample, torch's result would be contiguous
+        x = x.as_strided(x.shape, (x.numel(), *x.stride()[1:]))
+    return functional.conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
+def _is_taken(x: torch.Tensor) -> bool:
+    return is_inference() and spatial.is_channels_last(x) and x.dim() == 5 and 0 not in x.shape
+
+
+_FORWARDS = {roles.REPEATED: forward_of_both, roles.FIRST_REPEATED: forward_of_first}

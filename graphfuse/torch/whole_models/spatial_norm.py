@@ -43,10 +43,12 @@ def forward(
     return type(self).forward(self, f, zq, conv_cache) if made is None else made
 
 
-def followed(norm: torch.nn.Module, activation: torch.nn.Module, *given: object, **named: object) -> tuple:
+def followed(
+    norm: torch.nn.Module, activation: Callable[[torch.Tensor], torch.Tensor], *given: object, **named: object
+) -> tuple:
     """The norm's result, with the activation of its first value."""
-    is_joinable = is_inference() and type(activation) is torch.nn.SiLU and len(given) == 2
-    if is_joinable and named.keys() <= {"conv_cache"} and all(map(set_forward.is_plain, (norm, activation))):
+    is_joinable = is_inference() and len(given) == 2 and named.keys() <= {"conv_cache"}
+    if is_joinable and set_forward.is_plain(norm) and group_norm.is_silu(activation):
         if (made := _normed(norm, *given, **named, silu=True)) is not None:
             return made
     f, *kept = norm(*given, **named)

@@ -1,4 +1,5 @@
-"""Forwards rewritten so that two consecutive calls, of a module and of another on its (first) result, become one call.
+"""Forwards rewritten so that two consecutive calls become one: of a module, and of another, or of a function, on its
+(first) result.
 
 The rest of the forward is not analyzed, so it may do anything.
 """
@@ -16,12 +17,12 @@ _JOINED = "_graphfuse_joined"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 Pair = tuple[str, str]
-"""Names of two submodules."""
+"""Names of two submodules; or of one and a function, as the forward writes it: `F.silu`."""
 Found = tuple[str, str, bool]
-"""Names of two submodules, and whether the second is called on the first of the first's results."""
+"""Names of a pair, and whether the second is called on the first of the first's results."""
 
 Call = Callable[..., object]
-"""Function of the two modules and the arguments of the first."""
+"""Function of the two that are called, and the arguments of the first."""
 
 
 def joined(own: FunctionType, call: Callable[[str, str, bool], Call | None]) -> tuple[FunctionType, list[Pair]]:
@@ -30,8 +31,8 @@ def joined(own: FunctionType, call: Callable[[str, str, bool], Call | None]) -> 
 
     A pair for which `call` returns None stays. `y = self.A(x)` followed by `y = self.B(y)` is replaced, too. So is
     `y, rest = self.A(...)` followed by `y = self.B(y)`, by `y, rest = call("A", "B", True)(self.A, self.B, ...)`. The
-    second may follow branches, some of which end with A: then it is moved into each. Raises ForwardDeclined if the
-    source is not available.
+    second may follow branches, some of which end with A: then it is moved into each. A function `F.f` may take the
+    place of `self.B`. Raises ForwardDeclined if the source is not available.
     """
     tree = syntax_tree(own)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
@@ -100,9 +101,9 @@ class _Pairs(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _apart
 
     def _call(self, inner: ast.expr | None, outer: ast.expr, of_first: bool = False) -> ast.expr | None:
-        """The call of a pair: of a module, and of another on its result, or on the first of its results; None if the
-        expressions are no pair."""
-        norm, activation = self._module(inner, is_of_one=not of_first), self._module(outer)
+        """The call of a pair: of a module, and of another or of a function on its result, or on the first of its
+        results; None if the expressions are no pair."""
+        norm, activation = self._module(inner, is_of_one=not of_first), self._module(outer) or self._function(outer)
         found = norm, activation, of_first
         if not norm or not activation or not (call := self.call(*found)):
             return None
@@ -119,6 +120,16 @@ class _Pairs(ast.NodeTransformer):
             ):
                 return module if not is_of_one or len(args) == 1 and not named else ""
         return ""
+
+    def _function(self, node: ast.expr) -> str:
+        """Name of the function that an expression calls with one value, with dots; "" for anything else."""
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            return ""
+        value, names = node.func, list[str]()
+        while isinstance(value, ast.Attribute):
+            value, names = value.value, [value.attr, *names]
+        is_function = isinstance(value, ast.Name) and value.id != self.owner
+        return ".".join((value.id, *names)) if is_function else ""
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
