@@ -35,6 +35,7 @@ from graphfuse.benchmarks.programs import (
     ranking,
     tensor_parallel_record,
     torch_products,
+    vae_calls,
     wan_block,
     wan_vae,
 )
@@ -127,6 +128,13 @@ def _overview(records: Path) -> str:
     return tables.markdown(tables.overview(found)) + "\n" if found else NONE
 
 
+def _decodes(records: Path) -> str:
+    found = [records / f"{name}-{DEVICE}.json" for name in (wan_vae.NAME, autoencoders.STUDY.name)]
+    if not all(file.exists() for file in found):
+        return NONE
+    return tables.markdown(vae_calls.compared([json.loads(file.read_text()) for file in found])) + "\n"
+
+
 def _benches(records: Path) -> str:
     """One line for each bench: its page, what it measures, its record."""
     rows = []
@@ -187,7 +195,7 @@ _RECORDS: dict[str, Callable[[dict], str]] = {
 }
 
 
-_OF_ALL: dict[str, Callable[[Path], str]] = {"overview": _overview, "benches": _benches}
+_OF_ALL: dict[str, Callable[[Path], str]] = {"overview": _overview, "decodes": _decodes, "benches": _benches}
 
 
 def files() -> list[Path]:

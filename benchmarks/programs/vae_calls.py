@@ -23,7 +23,7 @@ from graphfuse.benchmarks.programs.autoencoder_cases import DecodeCase
 from graphfuse.benchmarks.programs.llama import milliseconds
 from graphfuse.benchmarks.programs.model_counts import OutOfTime, limited, peak_bytes
 from graphfuse.benchmarks.programs.study import Study
-from graphfuse.benchmarks.programs.wan_vae_cases import EAGER, OURS, WAYS, VideoCase, VideoWay
+from graphfuse.benchmarks.programs.wan_vae_cases import COMPILED, EAGER, OURS, WAYS, VideoCase, VideoWay
 from graphfuse.benchmarks.target import Target
 from graphfuse.benchmarks.untuned import untuned
 
@@ -177,6 +177,23 @@ def longest(content: dict) -> tables.Table:
             for one in case["ways"].get(OURS, {}).get("longest", ())
         ],
         left=3,
+    )
+
+
+def compared(contents: Sequence[dict]) -> tables.Table:
+    """One row for each decode that all of eager mode, torch.compile and ``fuse`` were measured in."""
+
+    def row(name: str, found: Sequence[dict]) -> tuple[str, ...]:
+        eager, compiled, ours = (entry["ms"]["median"] for entry in found)
+        graphs = [entry.get("graph_ms") for entry in found[1:]]
+        as_graphs = f"{graphs[0]['median'] / graphs[1]['median']:.2f}×" if all(graphs) else "-"
+        name = name.replace("decode-", "AutoencoderKLWan ").removeprefix("decode ")
+        return (name, *(f"{ms:.1f}" for ms in (eager, compiled, ours)), f"{compiled / ours:.2f}×", as_graphs)
+
+    return tables.Table(
+        "milliseconds of a decode",
+        ("latents", EAGER, COMPILED, f"`{OURS}`", f"times as fast as {COMPILED}", "both as CUDA graphs"),
+        [row(*one) for content in contents for one in measured(content, "decode", EAGER, COMPILED, OURS)],
     )
 
 
