@@ -287,6 +287,18 @@ def test_gradients():
     torch.testing.assert_close(*results)
 
 
+def test_a_comparison_keeps_its_gradient_of_zeros():
+    def function(x, y, w):
+        return (x * w).ne_(y)
+
+    x, y, w = given()
+    x.requires_grad_()
+    made, names = rewritten(function, (x, y, w), grad=True)
+    assert names == ["ne_"]
+    (gradient,) = torch.autograd.grad(made.sum(), x)
+    assert not gradient.any()
+
+
 def test_transforms_keep_them():
     def function(x, y, w):
         return torch.func.vmap(lambda row: (row * w).mul_(2))(x) + y

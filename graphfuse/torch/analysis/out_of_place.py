@@ -104,6 +104,8 @@ def _replaced(graph: Graph, node: Node, written: Node) -> Node | None:
     made = None if old is None or operation is None else operation.result()
     if made is None or made.dim() != old.dim() or _memory(made) & _memory(old):
         return None
+    if recorded_result(node).requires_grad and not _may_have_gradient(made):  # z.ne_(y), whose gradient is zeros
+        return None
     lies = zip(made.shape, old.shape, made.stride(), old.stride(), strict=True)
     if not all(same(n, m) and same(a, b) for n, m, a, b in lies):
         return None
@@ -121,8 +123,12 @@ def _replaced(graph: Graph, node: Node, written: Node) -> Node | None:
 def _record(new: Node, of: Node, made: torch.Tensor) -> None:
     """Records a result of its own for a node: that of an in-place operation is the tensor that it has written."""
     copy_records(new, of)
-    has_gradient = recorded_result(of).requires_grad and (made.is_floating_point() or made.is_complex())
+    has_gradient = recorded_result(of).requires_grad
     new.meta |= {key: made.requires_grad_(has_gradient) for key in KEYS if key in of.meta}
+
+
+def _may_have_gradient(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 def _out_of_place(node: Node, written: Node) -> _Operation | None:
