@@ -175,6 +175,30 @@ def test_functions_behind_norms(ran):
     assert len(ran) == 4
 
 
+class Lazy:
+    """Settings that are not there yet."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"{name} is not loaded")
+
+
+SETTINGS = Lazy()
+
+
+class OfSettings(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = norm()
+
+    def forward(self, x):
+        return SETTINGS.silu(self.norm(x))
+
+
+def test_names_are_looked_up_in_modules_alone():
+    report = fuse(OfSettings())
+    assert [e.name for e in report.replaced] == ["norm"]
+
+
 def test_a_function_that_is_exchanged_later_is_called(monkeypatch):
     block = OfFunctions().requires_grad_(False)
     x = drawn(1, 16, 8, 8)

@@ -26,7 +26,8 @@ def rewritten(function, tensors, grad=False):
     names: list[str] = []
 
     def backend(module, _):
-        write_out_of_place(module.graph)
+        for _ in range(2):  # as the backend has several passes
+            write_out_of_place(module.graph)
         module.graph.lint()
         module.recompile()
         names.extend(
@@ -181,6 +182,28 @@ def read_through_what_it_is_a_view_of(x, y, w):
     return z
 
 
+def of_a_view_behind_a_write(x, y, w):
+    """The first write becomes out of place; the second is of a part of what it makes."""
+    z = x * 3
+    z.mul_(y)
+    z[0].mul_(2)
+    return z
+
+
+def read_through_a_view_behind_a_write(x, y, w):
+    z = x * 3
+    z += y
+    row = z[0]
+    z *= 2
+    return row, z
+
+
+def of_dropout_that_drops_nothing(x, y, w):
+    z = F.dropout(x, 0.1, False)
+    z += y
+    return z
+
+
 def returned_through_a_view(x, y, w):
     z = x + y
     row = z[1:]
@@ -240,6 +263,9 @@ def of_other_strides(x, y, w):
         (read_through_a_view, ["mul_"]),
         (read_through_what_it_is_a_view_of, ["mul_"]),
         (returned_through_a_view, ["neg_"]),
+        (of_a_view_behind_a_write, ["mul_"]),
+        (read_through_a_view_behind_a_write, ["imul"]),
+        (of_dropout_that_drops_nothing, ["iadd"]),
         (parts, ["iadd", "imul"]),
         (written_in_part, ["setitem"]),
         (filled, ["zero_"]),
@@ -287,16 +313,54 @@ def test_gradients():
     torch.testing.assert_close(*results)
 
 
-def test_a_comparison_keeps_its_gradient_of_zeros():
+@pytest.mark.parametrize("name", ["ne_", "copy_"])
+def test_what_is_overwritten_has_a_gradient_of_zeros(name):
     def function(x, y, w):
-        return (x * w).ne_(y)
+        z = x * w
+        getattr(z, name)(y)
+        return z
 
     x, y, w = given()
     x.requires_grad_()
     made, names = rewritten(function, (x, y, w), grad=True)
-    assert names == ["ne_"]
+    assert names == [name]
     (gradient,) = torch.autograd.grad(made.sum(), x)
     assert not gradient.any()
+
+
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_data_that_backward_reads_is_written(has_gradient):
+    def function(x, y, w):
+        z = x * w
+        made = z * y
+        z.data.mul_(3)
+        return made
+
+    x, y, w = given()
+    y.requires_grad_()
+    x.requires_grad_(has_gradient)
+    made, names = rewritten(function, (x, y, w), grad=True)
+    assert names == ["mul_"]
+    (gradient,) = torch.autograd.grad(made.sum(), y)
+    torch.testing.assert_close(gradient, (x * w * 3).detach())
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_under_autocast_they_keep_the_type_of_what_they_write(is_within):
+    def product(x, y):
+        z = x * 2
+        with torch.autocast("cpu", torch.bfloat16) if is_within else contextlib.nullcontext():
+            z = z + 1
+            z.addmm_(y, x)
+            z.mul_(2)
+        return z
+
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    with contextlib.nullcontext() if is_within else torch.autocast("cpu", torch.bfloat16):
+        made, names = rewritten(product, (x, y))
+        wanted = product(x, y)
+    assert names == ["addmm_"] and made.dtype is torch.float32
+    torch.testing.assert_close(made, wanted, rtol=0, atol=0)
 
 
 def test_transforms_keep_them():

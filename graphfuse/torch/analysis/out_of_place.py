@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from graphfuse.torch.analysis.meaning import (
     KEYS,
     OWNERS,
     called_name,
+    has_gradient,
     place_of_inplace,
     recorded_result,
     same,
@@ -43,12 +45,12 @@ class _Operation:
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
 
-    def result(self) -> torch.Tensor | None:
+    def result(self, autocast: AbstractContextManager[object]) -> torch.Tensor | None:
         """The result for the recorded results of its arguments; None if it is no tensor, or an error."""
         given, named = map_arg((self.args, dict(self.kwargs)), recorded_result)
         call = self.target if callable(self.target) else getattr(given[0], str(self.target), None)
         try:
-            with torch.no_grad(), fake_context(tensors((given, named))):
+            with torch.no_grad(), autocast, fake_context(tensors((given, named))):
                 made = call(*(given if call is self.target else given[1:]), **named)
         except Exception:  # there is no such form, or not for such arguments
             return None
@@ -58,22 +60,32 @@ class _Operation:
 def write_out_of_place(graph: Graph) -> None:
     """Replaces in-place operations by out-of-place ones. Later nodes read these instead of the tensor that was written.
 
-    An operation stays if an input of the graph has the memory that is written, if a later node reads that through
-    another tensor, if modes have changed since the tensor was made, or if it has no out-of-place form with the same
-    result. All stay in a graph with transforms of torch.func, or with tensors that have others within.
+    An operation stays if an input of the graph has the memory that is written, if a later node or backward reads that
+    through another tensor, if modes have changed since the tensor was made, or if it has no out-of-place form with the
+    same result and gradients. All stay in a graph with transforms of torch.func, or with tensors that have others
+    within.
+
+    New nodes are recorded with the memory that was written, so that views which are recorded later share it, also when
+    this runs again.
     """
     if not any(map(writes, graph.nodes)) or not all(map(_tells_memory, graph.nodes)):
         return
     around = graph_parts(graph)
     if around.nested:  # tensors of a transform show no storage
         return
-    memory = {node: _memory(recorded_result(node)) for node in graph.nodes}
+    memory = dict[Node, Memory]()
+    for node in graph.nodes:
+        memory[node] = _memory(recorded_result(node))
+        if "dropout" in called_name(node):  # it may return its argument, which the record does not tell
+            memory[node] = memory[node].union(*(memory[read] for read in node.all_input_nodes))
+    has_autocast = any(_name(node) == "_enter_autocast" for node in graph.nodes)
     before, later = list[Node](), dict.fromkeys(graph.nodes)
     for node in [*graph.nodes]:
         del later[node]
         written = node.args[0] if writes(node) and node.args else None
         if isinstance(written, Node) and around.number[written] == around.number[node]:
-            if not _is_shared(written, before, later, memory) and (made := _replaced(graph, node, written)) is not None:
+            is_shared = _is_shared(written, before, later, memory)
+            if not is_shared and (made := _replaced(graph, node, written, has_autocast)) is not None:
                 written.replace_all_uses_with(made, lambda user: user in later)
                 memory[made], around.number[made] = memory.pop(node), around.number[node]
                 node = made
@@ -86,49 +98,65 @@ def _tells_memory(node: Node) -> bool:
     return all(t.layout is torch.strided and not hasattr(type(t), "__tensor_flatten__") for t in made)
 
 
+def _name(node: Node) -> str:
+    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+
+
 def _memory(made: object) -> Memory:
     return frozenset(t.untyped_storage()._cdata for t in tensors(made))
 
 
 def _is_shared(written: Node, before: Sequence[Node], later: Collection[Node], memory: Mapping[Node, Memory]) -> bool:
-    """True if an input has memory of the tensor that is written, or a later node reads that through another tensor."""
+    """True if an input has memory of the tensor that is written, or a later node reads that through another tensor, or
+    backward may, which ``Tensor.data`` hides from torch's own check."""
     sharing = [node for node in before if not memory[node].isdisjoint(memory[written])]
-    if any(node.op in ("placeholder", "get_attr") for node in sharing):
+    if any(node.op in ("placeholder", "get_attr") or _name(node) == "_get_data_attr" for node in sharing):
         return True
     return any(user in later for node in sharing if node is not written for user in node.users)
 
 
-def _replaced(graph: Graph, node: Node, written: Node) -> Node | None:
-    """The out-of-place operation that has replaced an in-place one; None if there is none with its result."""
+def _replaced(graph: Graph, node: Node, written: Node, has_autocast: bool) -> Node | None:
+    """The out-of-place operation that has replaced an in-place one; None if there is none with its result.
+    has_autocast: whether a part of the graph is under autocast."""
     old, operation = value(written), _out_of_place(node, written)
-    made = None if old is None or operation is None else operation.result()
+    made = None if old is None or operation is None else _result(operation, old.device.type, has_autocast)
     if made is None or made.dim() != old.dim() or _memory(made) & _memory(old):
         return None
-    if recorded_result(node).requires_grad and not _may_have_gradient(made):  # z.ne_(y), whose gradient is zeros
+    if has_gradient(node) and not made.is_floating_point():  # z.ne_(y), whose gradient is zeros
+        return None
+    if made.is_conj() != old.is_conj() or made.is_neg() != old.is_neg():
         return None
     lies = zip(made.shape, old.shape, made.stride(), old.stride(), strict=True)
     if not all(same(n, m) and same(a, b) for n, m, a, b in lies):
         return None
     with graph.inserting_before(node):
         new = graph.create_node(operation.op, operation.target, operation.args, dict(operation.kwargs))
-        _record(new, node, made)
         if made.dtype is not old.dtype:
+            _record(new, node, made)
             new = graph.call_method("to", (new, old.dtype))
-            _record(new, node, made.to(old.dtype))
+    _record(new, node, recorded_result(node).detach())
     node.replace_all_uses_with(new)
     graph.erase_node(node)
     return new
 
 
+def _result(operation: _Operation, device: str, has_autocast: bool) -> torch.Tensor | None:
+    """The result of an operation; None if it is of another type under autocast, which leaves in-place forms alone."""
+    if device not in ("cpu", "cuda"):
+        return operation.result(nullcontext())
+    made = operation.result(torch.autocast(device, enabled=False))
+    for dtype in (torch.bfloat16, torch.float16) if has_autocast or torch.is_autocast_enabled(device) else ():
+        other = operation.result(torch.autocast(device, dtype))
+        if made is None or other is None or other.dtype is not made.dtype:
+            return None
+    return made
+
+
 def _record(new: Node, of: Node, made: torch.Tensor) -> None:
-    """Records a result of its own for a node: that of an in-place operation is the tensor that it has written."""
+    """Records a tensor of its own for a node: the record of an in-place operation is that of what it has written."""
     copy_records(new, of)
-    has_gradient = recorded_result(of).requires_grad
-    new.meta |= {key: made.requires_grad_(has_gradient) for key in KEYS if key in of.meta}
-
-
-def _may_have_gradient(t: torch.Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
+    made = made.requires_grad_(has_gradient(of))
+    new.meta |= {key: made for key in KEYS if key in of.meta}
 
 
 def _out_of_place(node: Node, written: Node) -> _Operation | None:
@@ -137,7 +165,7 @@ def _out_of_place(node: Node, written: Node) -> _Operation | None:
         return None
     same_call = _Operation(node.op, node.target, node.args, node.kwargs)
     if called_name(node) == "copy_":
-        return _copy(node, written)
+        return None if has_gradient(node) else _copy(node, written)  # what was there has a gradient of zeros
     if isinstance(node.target, torch._ops.OpOverload):
         target = _overload(node.target)
     elif node.op == "call_method":

@@ -4,10 +4,9 @@ They may be consecutive statements of a forward or consecutive modules of a sequ
 function of torch. The rest of the forward is arbitrary.
 """
 
-import functools
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import torch
 
@@ -40,6 +39,8 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
     def call(norm: str, activation: str, of_first: bool) -> Call | None:
         """The function for a pair of modules; None if they cannot be one call. of_first: whether the activation is of
         the norm's first result."""
+        if norm not in of_groups and norm not in of_places and norm not in norms:
+            return None
         is_function = activation not in children and _named(own, activation) is group_norm.SILU
         if not is_function and activation not in activations:
             return None
@@ -77,6 +78,9 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
 
 
 def _named(function: FunctionType, name: str) -> object:
-    """Value of a name with dots among the globals of a function; None if there is none."""
-    first, *rest = name.split(".")
-    return functools.reduce(lambda value, part: getattr(value, part, None), rest, function.__globals__.get(first))
+    """Value of a name with dots among the globals of a function, through modules alone; None if there is none."""
+    value, *parts = name.split(".")
+    value = function.__globals__.get(value)
+    for part in parts:
+        value = vars(value).get(part) if isinstance(value, ModuleType) else None
+    return value

@@ -37,8 +37,8 @@ def forward_of_both(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch
 def forward_of_first(self: torch.nn.Conv3d, hidden_states: torch.Tensor) -> torch.Tensor:
     """Forward that replaces that of a convolution which repeats the first frame."""
     (left, *others), count = self.spatial_pad, self.temporal_pad
-    is_usual = others == [left] * 3 and self.pad_mode == "constant" and self.padding == (0, 0, 0) and count >= 0
-    if not is_usual or self.padding_mode != "zeros" or not _is_taken(hidden_states):
+    is_usual = others == [left] * 3 and min(left, count) >= 0 and self.padding == (0, 0, 0)
+    if not is_usual or (self.pad_mode, self.padding_mode) != ("constant", "zeros") or not _is_taken(hidden_states):
         return type(self).forward(self, hidden_states)
     x = _edge_padded(hidden_states, (0, 0, 0, 0, count, 0)) if count else hidden_states
     if (made := convolved(self, x, padding := (0, left, left))) is not None:
