@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from graphfuse.torch.whole_models import group_norm
+from graphfuse.torch.convolutional import group_norm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]
 

@@ -47,7 +47,7 @@ TORCH_LAYERS = (
     ("sharding", "operators"),
     ("modules", "override"),
     ("analysis",),
-    ("attention", "autoencoders", "regions"),
+    ("attention", "convolutional", "regions"),
     ("compile_backend", "whole_models"),
 )
 

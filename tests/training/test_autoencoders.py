@@ -12,9 +12,9 @@ from graphfuse import VariantPackError
 from graphfuse.emulator import kernel
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.autoencoders import fault, roles
-from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
-from graphfuse.torch.autoencoders.wan import FORWARDS
+from graphfuse.torch.convolutional import fault, roles
+from graphfuse.torch.convolutional.kernels import biased_rmsnorm_silu
+from graphfuse.torch.convolutional.wan import FORWARDS
 from graphfuse.torch.operators.convolution import measured_plans
 from support.video_autoencoders import CONFIGS, Calls, Copies, distance, drawn, lists, own, wan
 

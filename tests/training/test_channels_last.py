@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, prune
 
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.whole_models import group_norm
+from graphfuse.torch.convolutional import group_norm
 from support import autoencoders
 from support.video_autoencoders import distance, drawn
 

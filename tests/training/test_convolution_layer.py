@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.convolutional import convolution_layer
 from graphfuse.torch.operators import convolution
-from graphfuse.torch.whole_models import convolution_layer
 
 pytestmark = pytest.mark.torch
 

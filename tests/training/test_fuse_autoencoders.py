@@ -6,7 +6,8 @@ import torch
 
 import autoencoder_table
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.whole_models import group_norm, stretch
+from graphfuse.torch.convolutional import group_norm
+from graphfuse.torch.whole_models import stretch
 from support import autoencoders
 from support.video_autoencoders import distance
 

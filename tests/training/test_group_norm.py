@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.whole_models import group_norm
+from graphfuse.torch.convolutional import group_norm
 from support.group_norms import drawn, exact, norm
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]

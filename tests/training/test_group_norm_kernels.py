@@ -8,8 +8,8 @@ from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.planning import kernels
 from graphfuse.torch import fuse
+from graphfuse.torch.convolutional import group_norm
 from graphfuse.torch.operators.channel_kernels import channel_factors, joined_moments
-from graphfuse.torch.whole_models import group_norm
 from support.group_norms import CLOSE, drawn, exact, norm
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from graphfuse.torch.autoencoders import spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, outside_mode
+from graphfuse.torch.convolutional import spatial
+from graphfuse.torch.convolutional.layout_mode import LayoutMode, outside_mode
 
 pytestmark = pytest.mark.torch
 

@@ -6,8 +6,8 @@ import torch
 from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.torch import fuse, unfuse
+from graphfuse.torch.convolutional import group_norm, spatial_norm
 from graphfuse.torch.operators.channel_kernels import modulated_channels, modulated_channels_silu
-from graphfuse.torch.whole_models import group_norm, spatial_norm
 
 cogvideox = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_cogvideox")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]

@@ -14,18 +14,9 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
-from graphfuse.torch.autoencoders import replacement as autoencoders
-from graphfuse.torch.whole_models import (
-    channels_last,
-    convolution_layer,
-    forward,
-    group_norm,
-    layer,
-    pairs,
-    repeated_edges,
-    spatial_norm,
-    tensor_parallel,
-)
+from graphfuse.torch.convolutional import channels_last, convolution_layer, group_norm, repeated_edges, spatial_norm
+from graphfuse.torch.convolutional import replacement as autoencoders
+from graphfuse.torch.whole_models import forward, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
 
 _DEVICES = ("cuda", "cpu", "meta")

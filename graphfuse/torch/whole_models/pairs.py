@@ -14,7 +14,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.analysis.trace import CallOperand, CallSequence, TracedCall
-from graphfuse.torch.whole_models import group_norm, spatial_norm
+from graphfuse.torch.convolutional import group_norm, spatial_norm
 from graphfuse.torch.whole_models.forward import joint_call
 from graphfuse.torch.whole_models.fused_calls import FusedCalls, fused
 from graphfuse.torch.whole_models.statements import Call, joined

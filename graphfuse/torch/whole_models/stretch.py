@@ -30,7 +30,7 @@ from graphfuse.torch.analysis.trace import (
     tensors_of,
     without_copies,
 )
-from graphfuse.torch.autoencoders.layout_mode import outside_mode
+from graphfuse.torch.convolutional.layout_mode import outside_mode
 from graphfuse.torch.regions import selection
 
 Modules = Sequence[torch.nn.Module]

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import is_inference, outside_mode
-from graphfuse.torch.whole_models.convolution_layer import convolved
+from graphfuse.torch.convolutional import roles, spatial
+from graphfuse.torch.convolutional.convolution_layer import convolved
+from graphfuse.torch.convolutional.layout_mode import is_inference, outside_mode
 
 _edge_padded = outside_mode(spatial.edge_padded)
 

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis.set_forward import RUN_ON, is_plain
-from graphfuse.torch.autoencoders import roles
+from graphfuse.torch.convolutional import roles
 
 MODES = ("upsample2d", "upsample3d", "downsample2d", "downsample3d")
 

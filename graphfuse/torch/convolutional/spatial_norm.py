@@ -11,10 +11,9 @@ import torch
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import is_inference, outside_mode
+from graphfuse.torch.convolutional import group_norm, roles, spatial
+from graphfuse.torch.convolutional.layout_mode import is_inference, outside_mode
 from graphfuse.torch.operators.channel_kernels import modulated_channels, modulated_channels_silu
-from graphfuse.torch.whole_models import group_norm
 
 BECAME = "spatial_norm"
 

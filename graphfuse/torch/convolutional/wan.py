@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.nn import functional
 
-from graphfuse.torch.autoencoders import fault, roles
-from graphfuse.torch.autoencoders.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
-from graphfuse.torch.autoencoders.spatial import wide
+from graphfuse.torch.convolutional import fault, roles
+from graphfuse.torch.convolutional.frames import FRAMES, Cache, Frames, PendingSum, channels_last, empty, normed
+from graphfuse.torch.convolutional.spatial import wide
 from graphfuse.torch.operators.convolution import convolution
 
 

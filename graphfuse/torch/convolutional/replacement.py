@@ -11,8 +11,8 @@ from torch.compiler import is_dynamo_compiling
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import fault, roles, wan
-from graphfuse.torch.autoencoders.frames import Cache, PendingSum, channels_last
+from graphfuse.torch.convolutional import fault, roles, wan
+from graphfuse.torch.convolutional.frames import Cache, PendingSum, channels_last
 from graphfuse.torch.operators.convolution import FORMATS, why_not_engine
 
 _CHANGED_WEIGHTS = "_graphfuse_changed_weights"

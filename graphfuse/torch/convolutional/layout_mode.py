@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from graphfuse.runtime import torch_private
-from graphfuse.torch.autoencoders import spatial
+from graphfuse.torch.convolutional import spatial
 from graphfuse.torch.operators.convolution import FORMATS
 
 _SPLIT = 8

@@ -24,8 +24,8 @@ from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import roles
-from graphfuse.torch.autoencoders.layout_mode import outside_mode
+from graphfuse.torch.convolutional import roles
+from graphfuse.torch.convolutional.layout_mode import outside_mode
 from graphfuse.torch.operators.channel_kernels import (
     LONGEST,
     channel_factors,

@@ -17,8 +17,8 @@ import torch
 
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import replacement, roles, spatial
-from graphfuse.torch.autoencoders.layout_mode import LayoutMode, is_inference, outside_mode
+from graphfuse.torch.convolutional import replacement, roles, spatial
+from graphfuse.torch.convolutional.layout_mode import LayoutMode, is_inference, outside_mode
 from graphfuse.torch.operators.convolution import FORMATS, TYPES
 
 _NOTE = "weights of its convolutions are channels-last, and its result is contiguous"

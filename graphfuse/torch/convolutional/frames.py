@@ -13,7 +13,7 @@ import torch
 
 from graphfuse.base.errors import VariantPackError
 from graphfuse.functional import fused_rmsnorm_silu, rmsnorm
-from graphfuse.torch.autoencoders.kernels import biased_rmsnorm_silu
+from graphfuse.torch.convolutional.kernels import biased_rmsnorm_silu
 from graphfuse.torch.operators.convolution import convolution
 
 FRAMES = torch.channels_last_3d

@@ -10,8 +10,8 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.runtime import torch_private
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
-from graphfuse.torch.autoencoders import roles
-from graphfuse.torch.autoencoders.layout_mode import outside_mode
+from graphfuse.torch.convolutional import roles
+from graphfuse.torch.convolutional.layout_mode import outside_mode
 from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
