@@ -326,6 +326,21 @@ def test_a_forward_that_is_not_written_again_is_said():
     assert said == "activations after its norms: its forward reads names that its class makes its own"
 
 
+@pytest.mark.parametrize("has_activation", [True, False])
+def test_a_source_that_is_gone_is_said_where_an_activation_is(has_activation):
+    names = {"torch": torch, "norm": norm}
+    exec(  # from no file
+        "class Unwritten(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__(); self.norm = norm()\n"
+        "    def forward(self, x):\n        return torch.tanh(self.norm(x))",
+        names,
+    )
+    model = names["Unwritten"]()
+    if has_activation:
+        model.act = torch.nn.SiLU()
+    assert len(fuse(model).left) == has_activation
+
+
 @pytest.mark.parametrize("of", ["norm1", "act"])
 def test_hooks_see_what_they_saw(of):
     block, seen = Block().requires_grad_(False), []

@@ -62,7 +62,8 @@ def replace(name: str, module: torch.nn.Module, norms: Mapping[str, FusedCalls])
         else:
             function, pairs = joined(own, call)
     except ForwardDeclined as why:
-        yield Entry(name, kind, why=f"activations after its norms: {why}")
+        if activations:  # without a source nothing tells of functions
+            yield Entry(name, kind, why=f"activations after its norms: {why}")
         return
     if not pairs:
         return
