@@ -114,7 +114,7 @@ def _replace_or_leave(module: GraphModule, declines: bool, own_random: bool) -> 
 
 
 def _replace_in(module: GraphModule, declines: bool, own_random: bool) -> list[Entry]:
-    write_out_of_place(module.graph)
+    write_out_of_place(module.graph)  # here, too, as attention is looked for before regions
     attention_entries = sinks.replace(module, _place)
     around = surroundings.graph_parts(module.graph)
     attention_entries += attention.rewrite(module, around, _place)

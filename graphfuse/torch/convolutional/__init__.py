@@ -1,0 +1,1 @@
+"""Models of convolutions: group norms, convolutions, their layout, and whole autoencoders."""
