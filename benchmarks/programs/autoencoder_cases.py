@@ -37,6 +37,8 @@ class DecodeCase:
         return wan_vae_cases.drawn(self.shape, device)
 
     def called(self, vae: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        if self.kind == "AutoencoderKLAllegro":  # whose decode is of tiles
+            return lambda x: vae.decoder(x)
         return lambda x: vae.decode(x).sample
 
 
@@ -46,6 +48,27 @@ IMAGE = {
     "up_block_types": ("UpDecoderBlock2D",) * 4,
     "block_out_channels": (128, 256, 512, 512),
     "layers_per_block": 2,
+}
+# Of the first DC-AE with 32-fold compression, and of Sana's, which resamples otherwise.
+COMPRESSING = {
+    f"{part}_{name}": value
+    for part in ("encoder", "decoder")
+    for name, value in {
+        "block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+        "block_out_channels": (128, 256, 512, 512, 1024, 1024),
+        "layers_per_block": (2, 2, 2, 3, 3, 3) if part == "encoder" else (3,) * 6,
+        "qkv_multiscales": ((),) * 3 + ((5,),) * 3,
+    }.items()
+}
+OF_SANA = COMPRESSING | {"upsample_block_type": "interpolate", "downsample_block_type": "conv"}
+OF_IMAGES = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "latent_channels": 64,
+    "block_out_channels": (128, 256, 512, 512, 1024, 1024),
+    "layers_per_block": 2,
+    "spatial_compression_ratio": 32,
+    "sample_size": 384,
 }
 SHORT = (EAGER, BY_HAND, OURS, OURS_BY_HAND)
 ALL = (*SHORT, COMPILED, OURS_COMPILED)
@@ -59,5 +82,9 @@ CASES = (
     DecodeCase("AutoencoderKLLTXVideo", (1, 128, 5, 16, 24), ALL),
     DecodeCase("AutoencoderKLMochi", (1, 12, 3, 30, 45), ALL),
     DecodeCase("AutoencoderKLCosmos", (1, 16, 3, 30, 45), ALL),
-    DecodeCase("AutoencoderDC", (1, 32, 32, 32), ALL),
+    DecodeCase("AutoencoderDC", (1, 32, 16, 16), ALL, COMPRESSING),
+    DecodeCase("AutoencoderDC", (1, 32, 32, 32), ALL, OF_SANA),
+    DecodeCase("AutoencoderKLHunyuanImage", (1, 64, 32, 32), ALL, OF_IMAGES),
+    DecodeCase("AutoencoderKLHunyuanVideo15", (1, 32, 3, 16, 24), ALL),
+    DecodeCase("AutoencoderKLAllegro", (1, 4, 3, 40, 40), ALL),
 )

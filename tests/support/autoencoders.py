@@ -135,7 +135,7 @@ def made(of: str) -> torch.nn.Module:
 
 def results(of: str, vae: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """What it makes of noise: latents, and what these are decoded to."""
-    x = torch.randn(SMALL[of].shape, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(SMALL[of].shape, generator=torch.Generator().manual_seed(1)).to(vae.dtype)
     with torch.no_grad():
         if of == "AutoencoderKLAllegro":  # which encodes and decodes in large tiles alone
             latents = vae.encoder(x)

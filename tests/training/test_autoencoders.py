@@ -296,6 +296,15 @@ def test_what_is_otherwise_runs_its_own_forward(one, change, when):
             assert distance(one.decoder.mid_block(x), wanted) < CLOSE
 
 
+def test_an_attention_with_hooks_within_a_decoder_that_keeps_frames(one):
+    one.decoder.mid_block.attentions[0].proj.register_forward_hook(lambda module, given, made: made * 2)
+    latents = drawn(1, 4, 2, 4, 6)
+    with torch.no_grad():
+        wanted = one.decoder(latents, [None] * 40, [0], True)
+        fuse(one)
+        assert distance(one.decoder(latents, [None] * 40, [0], True), wanted) < CLOSE
+
+
 def test_parameters_of_another_type_run_the_own_forward(one):
     fuse(one)
     block = one.get_submodule(BLOCK)

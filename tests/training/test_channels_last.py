@@ -9,7 +9,8 @@ from torch.nn.utils import parametrizations, prune
 
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.convolutional import group_norm
+from graphfuse.torch.convolutional import channels_last, group_norm
+from graphfuse.torch.operators.convolution import FORMATS
 from support import autoencoders
 from support.video_autoencoders import distance, drawn
 
@@ -137,7 +138,12 @@ def test_weights_stay_trainable_in_inference_mode():
         vae.decoder(drawn(1, 4, 8, 8).bfloat16()).float().sum().backward()
 
 
-VIDEOS = (
+LOST = (
+    "AutoencoderDC",
+    "AutoencoderKLAllegro",
+    "AutoencoderKLHunyuanImage",
+    "AutoencoderKLHunyuanImageRefiner",
+    "AutoencoderKLHunyuanVideo15",
     "AutoencoderKLHunyuanVideo",
     "AutoencoderKLCogVideoX",
     "AutoencoderKLCosmos",
@@ -146,45 +152,42 @@ VIDEOS = (
 )
 
 
+@pytest.fixture
+def of_float32(monkeypatch):
+    """Layouts change for float32, too: it shows whether the same is computed."""
+    monkeypatch.setattr(channels_last, "TYPES", (torch.float32, torch.bfloat16))
+
+
 @pytest.mark.parametrize("least", [0, group_norm.LEAST])
-@pytest.mark.parametrize("of", VIDEOS)
-def test_videos(of, least, monkeypatch):
+@pytest.mark.parametrize("of", LOST)
+def test_functions_that_do_not_keep_the_layout(of, least, monkeypatch, of_float32):
     monkeypatch.setattr(group_norm, "LEAST", least)
     monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", least)
-    exact, vae = autoencoders.made(of).eval(), autoencoders.made(of).eval().bfloat16()
-    x = drawn(*autoencoders.SMALL[of].shape)
-
-    def results(vae: torch.nn.Module) -> list[torch.Tensor]:
-        with torch.no_grad():
-            latents = vae.encode(x.to(vae.dtype)).latent_dist.mode()
-            return [latents, vae.decode(drawn(*latents.shape, seed=5).to(vae.dtype)).sample]
-
-    before, want = results(vae), results(exact)
+    vae = autoencoders.made(of)
+    before = autoencoders.results(of, vae)
     report = fuse(vae)
     assert [e.name for e in report.replaced if e.became == "channels-last"] == ["encoder", "decoder"]
-    for got, own, true in zip(results(vae), before, want, strict=True):
-        assert got.shape == own.shape and got.dtype is own.dtype
-        assert distance(got.float(), true) <= max(1.5 * distance(own.float(), true), 0.01)
+    for got, want in zip(autoencoders.results(of, vae), before, strict=True):
+        assert got.shape == want.shape and distance(got, want) < 2e-5
     unfuse(vae)
     assert all(p.is_contiguous() for p in vae.parameters())
-    assert all(map(torch.equal, results(vae), before))
+    assert all(map(torch.equal, autoencoders.results(of, vae), before))
 
 
-@pytest.mark.parametrize("of", VIDEOS)
-def test_frames_are_channels_last_between_convolutions(of, monkeypatch):
+@pytest.mark.parametrize("of", LOST)
+def test_layout_between_convolutions(of, monkeypatch):
     monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
-    vae, seen = autoencoders.made(of).eval().bfloat16(), []
-    x = drawn(*autoencoders.SMALL[of].shape).bfloat16()
+    vae, seen = autoencoders.made(of).bfloat16(), []
     fuse(vae)
     for name, module in vae.decoder.named_modules():
-        if isinstance(module, torch.nn.Conv3d):
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
             module.register_forward_hook(lambda m, x, y, name=name: seen.append((name, x[0], y)))
-    with torch.no_grad():
-        vae.decode(vae.encode(x).latent_dist.mode())
-    assert len(seen) > 10
+    autoencoders.results(of, vae)
+    assert len(seen) >= 10
     for name, given, made in seen:
-        assert made.is_contiguous(memory_format=torch.channels_last_3d), name
-        assert given.is_contiguous(memory_format=torch.channels_last_3d), name
+        form = FORMATS[made.dim()]
+        assert made.is_contiguous(memory_format=form), name
+        assert given.is_contiguous(memory_format=form), name
 
 
 def test_with_gradients_the_own_code_runs():
@@ -204,17 +207,14 @@ def test_in_a_compiled_program():
         assert made.is_contiguous() and torch.equal(made, vae.decoder(x))
 
 
-@pytest.mark.parametrize("of", VIDEOS)
-def test_pickled_models_run_their_classes(of):
-    vae = autoencoders.made(of).eval().bfloat16()
-    x = drawn(*autoencoders.SMALL[of].shape).bfloat16()
-    with torch.no_grad():
-        want = vae.encode(x).latent_dist.mode()
-        fuse(vae)
-        loaded = pickle.loads(pickle.dumps(vae))
-        assert all("forward" not in vars(m) or set_forward.is_free(m) for m in loaded.modules())
-        made = loaded.encode(x).latent_dist.mode()
-    assert distance(made.float(), want.float()) < 0.02  # its weights stay channels-last
+@pytest.mark.parametrize("of", LOST)
+def test_pickled_models_run_their_classes(of, of_float32):
+    vae = autoencoders.made(of)
+    fuse(vae)
+    loaded = pickle.loads(pickle.dumps(vae))
+    assert all("forward" not in vars(m) or set_forward.is_free(m) for m in loaded.modules())
+    want, got = autoencoders.results(of, vae)[0], autoencoders.results(of, loaded)[0]
+    assert distance(got, want) < 2e-5  # its weights stay channels-last
 
 
 def test_a_part_that_is_compiled_runs_in_its_decoder():

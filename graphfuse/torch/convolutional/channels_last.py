@@ -5,8 +5,8 @@ Torch's convolutions of 16 bits compute in channels-last, and convert their inpu
 not. Weights are converted once here. The first convolution then returns channels-last activations, and the result of
 the whole is made contiguous, as callers have it.
 
-Some functions of torch return contiguous tensors for channels-last ones. While an encoder or decoder of frames runs its
-own code, they are replaced by others that compute the same in channels-last.
+Some functions of torch return contiguous tensors for channels-last ones. While an encoder or decoder that has such
+functions runs its own code, they are replaced by others that compute the same in channels-last.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
     if role == roles.WAVELETS and set_forward.is_free(module):
         set_forward.set_on(module, _contiguously)
         return Entry(name, kind, "contiguous", "its convolutions are of few channels")
-    if role not in (roles.IMAGES, roles.FRAMES):
+    if role not in (roles.LAYOUT_KEPT, roles.LAYOUT_LOST):
         return None
     if not set_forward.is_free(module) and not set_forward.is_set_on(module):
         return Entry(name, kind, why=set_forward.ALREADY_SET)
     convolutions = {of: conv for of, conv in module.named_modules() if _is_free(conv)}
     if not convolutions or any(conv.weight.dtype not in TYPES for conv in convolutions.values()):
         return Entry(name, kind, why="its layout: weights are not of 16 bits")
-    function = _forward(module, is_of_frames=role == roles.FRAMES)
+    function = _forward(module, in_mode=role == roles.LAYOUT_LOST)
     for conv in convolutions.values():
         replacement.lay_out(conv.weight, FORMATS[conv.weight.dim()])
     replacement.changes_weights(function, tuple(f"{of}.weight" for of in convolutions))
@@ -53,12 +53,12 @@ def _is_free(conv: object) -> bool:
     return type(weight) is torch.nn.Parameter and weight.is_contiguous()
 
 
-def _forward(module: torch.nn.Module, is_of_frames: bool) -> FunctionType:
+def _forward(module: torch.nn.Module, in_mode: bool) -> FunctionType:
     found = vars(module).get("forward")
     own = found.__func__ if isinstance(found, MethodType) else type(module).forward
 
     def forward(self, *given, **named):
-        if not is_of_frames or not is_inference():
+        if not in_mode or not is_inference():
             return _contiguous(own(self, *given, **named))
         with LayoutMode():
             given, named = map(_laid_out, given), {name: _laid_out(value) for name, value in named.items()}

@@ -127,7 +127,6 @@ def _read(length: int) -> int:
     return max(_FEWEST, 1 << (length - 1).bit_length())
 
 
-@outside_mode
 def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) -> torch.Tensor | None:
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
@@ -185,6 +184,7 @@ def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: t
     return True
 
 
+@outside_mode
 def _of_module(x: torch.Tensor, norm: torch.nn.Module, silu: bool = False) -> torch.Tensor | None:
     """`group_norm` by a module that is a group norm or norms each frame with one; None also for any other module."""
     if is_dynamo_compiling() or (of := module_of(norm)) is None:

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
 from graphfuse.torch.convolutional import spatial
 from graphfuse.torch.operators.convolution import FORMATS
@@ -23,6 +24,8 @@ from graphfuse.torch.operators.convolution import FORMATS
 _SPLIT = 8
 """Dimensions of frames whose channels become pixels: samples, channels, then frames, height and width, each with its
 part of the channels."""
+_SPLITS = {6: 4, _SPLIT: 5}
+"""Dimensions of images and frames by those of ones whose channels become pixels, or pixels channels."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of tensors. Subclasses have functions of their own."""
 _modes = torch_private.function_modes()
@@ -94,10 +97,11 @@ def _interpolated(
 
 
 def _joined(tensors: Sequence[torch.Tensor], *given: object, **named: object) -> torch.Tensor:
-    """``torch.cat``, which is channels-last along frames, height or width."""
+    """``torch.cat``, which is channels-last along frames, height or width if the first tensor has channels next to each
+    other."""
     dims = [*given, *(value for name, value in named.items() if name in ("dim", "axis"))] or [0]
     is_usual = len(dims) == 1 and len(given) + len(named) <= 1 and type(dims[0]) is int
-    if is_usual and isinstance(tensors, list | tuple) and tensors and spatial.has_layout(tensors[0]):
+    if is_usual and isinstance(tensors, list | tuple) and tensors and spatial.has_channels_inside(tensors[0]):
         first, dim = tensors[0], dims[0]
         axis = dim + first.dim() if dim < 0 else dim
         if 2 <= axis < first.dim() and all(_is_joinable(t, first, axis) for t in tensors):
@@ -126,10 +130,20 @@ def _kept(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
 
 def _joined_dims(input: torch.Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:  # noqa: A002
     """``Tensor.flatten``, which copies channels of split dimensions next to each other."""
-    if input.dim() == _SPLIT and type(start_dim) is int and start_dim >= 2 and not input.is_contiguous():
+    if input.dim() in _SPLITS and type(start_dim) is int and start_dim >= 2 and not input.is_contiguous():
         if _is_copied(input, start_dim, end_dim):
             input = spatial.channels_innermost(input)  # noqa: A001
     return torch.Tensor.flatten(input, start_dim, end_dim)
+
+
+def _reshaped(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
+    """``Tensor.reshape``, which is channels-last for frames or images whose dimensions were split and moved."""
+    if input.dim() in _SPLITS and not named and not input.is_contiguous():
+        shape = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+        if len(shape) == _SPLITS[input.dim()] and all(type(n) is int and n > 0 for n in shape):
+            if (made := spatial.joined_dims(input, shape)) is not None:
+                return made
+    return torch.Tensor.reshape(input, *given, **named)
 
 
 def _is_copied(input: torch.Tensor, start: int, end: int) -> bool:  # noqa: A002
@@ -155,12 +169,101 @@ def _repeated(
     dim: object = None,
     **named: object,
 ) -> torch.Tensor:
-    """``Tensor.repeat_interleave``, which is channels-last along frames, height or width."""
-    if type(repeats) is int and repeats > 0 and type(dim) is int and not named and spatial.has_layout(input):
-        axis = dim + input.dim() if dim < 0 else dim
-        if 2 <= axis < input.dim():
+    """``Tensor.repeat_interleave``, which is channels-last."""
+    is_usual = type(repeats) is int and repeats > 0 and type(dim) is int and spatial.has_layout(input)
+    if is_usual and 1 <= (axis := dim + input.dim() if dim < 0 else dim) < input.dim():
+        if not named or named == {"output_size": input.shape[axis] * repeats}:
+            if axis == 1:
+                return spatial.channels_repeated(input, repeats)
             return spatial.nearest(input, [repeats if axis == n else 1 for n in range(2, input.dim())])
     return torch.Tensor.repeat_interleave(input, repeats, dim, **named)
+
+
+def _shuffled(input: torch.Tensor, upscale_factor: int) -> torch.Tensor:  # noqa: A002
+    """``pixel_shuffle``, which is channels-last."""
+    if _is_factor(input, upscale_factor) and input.shape[1] % upscale_factor**2 == 0:
+        return spatial.shuffled(input, upscale_factor)
+    return functional.pixel_shuffle(input, upscale_factor)
+
+
+def _unshuffled(input: torch.Tensor, downscale_factor: int) -> torch.Tensor:  # noqa: A002
+    """``pixel_unshuffle``, which is channels-last."""
+    if _is_factor(input, downscale_factor) and not any(n % downscale_factor for n in input.shape[2:]):
+        return spatial.unshuffled(input, downscale_factor)
+    return functional.pixel_unshuffle(input, downscale_factor)
+
+
+def _is_factor(x: object, factor: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() == 4 and type(factor) is int and factor > 0 and x.numel() > 0
+
+
+def _transposed(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``conv_transpose2d`` or ``conv_transpose3d``, which is a product of each channel with its own weight if no two
+    products meet in an element. cuDNN launches two kernels for each channel."""
+
+    def call(
+        input: torch.Tensor,  # noqa: A002
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: object = 1,
+        padding: object = 0,
+        output_padding: object = 0,
+        groups: int = 1,
+        dilation: object = 1,
+    ) -> torch.Tensor:
+        if bias is None and groups == input.shape[1] and _is_outer(input, weight, stride):
+            if _is_all(padding, 0) and _is_all(output_padding, 0) and _is_all(dilation, 1):
+                return spatial.outer_product(input, weight)
+        return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    return call
+
+
+def _is_outer(x: torch.Tensor, weight: torch.Tensor, stride: object) -> bool:
+    if x.dim() not in FORMATS or x.dim() != weight.dim() or weight.shape[:2] != (x.shape[1], 1):
+        return False
+    kernel = weight.shape[2:]
+    is_stride = kernel == stride if isinstance(stride, tuple) else kernel == (stride,) * len(kernel)
+    return is_stride and _is_same_kind(x, weight)
+
+
+def _is_all(option: object, number: int) -> bool:
+    return all(n == number for n in option) if isinstance(option, tuple) else option == number
+
+
+def _convolved(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``conv2d`` or ``conv3d``, which is a matrix product for each group if it reads single pixels. cuDNN launches
+    several kernels for each group."""
+
+    def call(
+        input: torch.Tensor,  # noqa: A002
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: object = 1,
+        padding: object = 0,
+        dilation: object = 1,
+        groups: int = 1,
+    ) -> torch.Tensor:
+        if bias is None and type(groups) is int and groups > 1 and _is_of_pixels(input, weight, groups):
+            if _is_all(stride, 1) and _is_all(padding, 0):
+                return spatial.group_products(input, weight, groups)
+        return convolve(input, weight, bias, stride, padding, dilation, groups)
+
+    return call
+
+
+def _is_of_pixels(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    if not spatial.is_channels_last(x) or x.dim() != weight.dim() or not _is_same_kind(x, weight):
+        return False
+    made, read, *kernel = weight.shape
+    return read > 1 and x.shape[1] == groups * read and made % groups == 0 and _is_all(tuple(kernel), 1)
+
+
+def _is_same_kind(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """True if a product of two tensors is what a convolution of them is."""
+    if x.dtype is not weight.dtype or x.device != weight.device or not x.numel():
+        return False
+    return x.dtype in FLOATS and not torch.is_autocast_enabled(x.device.type)
 
 
 def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
@@ -179,6 +282,13 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     torch.Tensor.contiguous: _kept,
     torch.Tensor.view: _viewed,
     torch.Tensor.flatten: _joined_dims,
+    torch.Tensor.reshape: _reshaped,
     torch.Tensor.repeat_interleave: _repeated,
+    functional.pixel_shuffle: _shuffled,
+    functional.pixel_unshuffle: _unshuffled,
+    functional.conv2d: _convolved(functional.conv2d),
+    functional.conv3d: _convolved(functional.conv3d),
+    functional.conv_transpose2d: _transposed(functional.conv_transpose2d),
+    functional.conv_transpose3d: _transposed(functional.conv_transpose3d),
 } | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
 """Functions of torch that are replaced, and what replaces them."""

@@ -13,8 +13,6 @@ from graphfuse.torch.convolutional import roles, spatial
 from graphfuse.torch.convolutional.convolution_layer import convolved
 from graphfuse.torch.convolutional.layout_mode import is_inference, outside_mode
 
-_edge_padded = outside_mode(spatial.edge_padded)
-
 
 def replace(name: str, module: torch.nn.Module) -> Entry | None:
     """Sets the forward of such a convolution, and returns its entry; None for any other module."""
@@ -27,20 +25,34 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
 
 def forward_of_both(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """Forward that replaces that of a convolution which repeats the first and the last frame."""
-    if not _is_taken(hidden_states):
-        return type(self).forward(self, hidden_states)
-    more = self.kernel_size[0] - 1
-    begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)
-    return self.conv(_edge_padded(hidden_states, (0, 0, 0, 0, begin, end)))
+    made = _of_both(self, hidden_states)
+    return type(self).forward(self, hidden_states) if made is None else self.conv(made)
 
 
 def forward_of_first(self: torch.nn.Conv3d, hidden_states: torch.Tensor) -> torch.Tensor:
     """Forward that replaces that of a convolution which repeats the first frame."""
+    made = _of_first(self, hidden_states)
+    return type(self).forward(self, hidden_states) if made is None else made
+
+
+@outside_mode
+def _of_both(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """What is convolved; None if the own forward is to run."""
+    if not _is_taken(x):
+        return None
+    more = self.kernel_size[0] - 1
+    begin, end = (more, 0) if self.is_causal else (more // 2, more // 2)
+    return spatial.edge_padded(x, (0, 0, 0, 0, begin, end))
+
+
+@outside_mode
+def _of_first(self: torch.nn.Conv3d, x: torch.Tensor) -> torch.Tensor | None:
+    """The result; None if the own forward is to run."""
     (left, *others), count = self.spatial_pad, self.temporal_pad
     is_usual = others == [left] * 3 and min(left, count) >= 0 and self.padding == (0, 0, 0)
-    if not is_usual or (self.pad_mode, self.padding_mode) != ("constant", "zeros") or not _is_taken(hidden_states):
-        return type(self).forward(self, hidden_states)
-    x = _edge_padded(hidden_states, (0, 0, 0, 0, count, 0)) if count else hidden_states
+    if not is_usual or (self.pad_mode, self.padding_mode) != ("constant", "zeros") or not _is_taken(x):
+        return None
+    x = spatial.edge_padded(x, (0, 0, 0, 0, count, 0)) if count else x
     if (made := convolved(self, x, padding := (0, left, left))) is not None:
         return made
     if x.shape[0] == 1:  # with other strides of one sample, torch's result would be contiguous

@@ -26,8 +26,8 @@ RESIDUAL_UP = "residual upsampling block"
 RESIDUAL_DOWN = "residual downsampling block"
 ENCODER = "encoder"
 DECODER = "decoder"
-IMAGES = "encoder or decoder of images"
-FRAMES = "encoder or decoder of frames"
+LAYOUT_KEPT = "encoder or decoder whose functions keep the layout"
+LAYOUT_LOST = "encoder or decoder with functions that do not keep the layout"
 SPLIT = "convolution of parts"
 REPEATED = "convolution of repeated edges"
 FIRST_REPEATED = "convolution of repeated first frames"
@@ -64,19 +64,27 @@ _ROLES = {
     "04ba78038458710f": DECODER,
     "5c6fe2f4721cccf5": DECODER,  # before 0.35
     "eeab46ddbeb13e54": DECODER,  # Qwen-Image
-    "d4c19856858d3843": IMAGES,  # encoder
-    "091a8eba0cd82488": IMAGES,  # decoder
-    "adec460d49ce43cd": IMAGES,  # decoder, before 0.38
-    "8bd49d9e02784b99": FRAMES,  # HunyuanVideo
-    "52308ed9d61f2a8a": FRAMES,
-    "e7e2ee29f67ae8ef": FRAMES,  # CogVideoX
-    "5801e8b0fb36ef39": FRAMES,
-    "88b892268d96cc09": FRAMES,  # Mochi
-    "c85a5e5f95f80f58": FRAMES,
-    "e02ed3fa74a67b75": FRAMES,  # LTX-Video
-    "eb31a4a3f3b7c635": FRAMES,
-    "f80f030a2cc829cc": FRAMES,  # Cosmos
-    "7589ad0062f9951e": FRAMES,
+    "d4c19856858d3843": LAYOUT_KEPT,  # encoder
+    "091a8eba0cd82488": LAYOUT_KEPT,  # decoder
+    "adec460d49ce43cd": LAYOUT_KEPT,  # decoder, before 0.38
+    "8bd49d9e02784b99": LAYOUT_LOST,  # HunyuanVideo
+    "52308ed9d61f2a8a": LAYOUT_LOST,
+    "e7e2ee29f67ae8ef": LAYOUT_LOST,  # CogVideoX
+    "5801e8b0fb36ef39": LAYOUT_LOST,
+    "88b892268d96cc09": LAYOUT_LOST,  # Mochi
+    "c85a5e5f95f80f58": LAYOUT_LOST,
+    "e02ed3fa74a67b75": LAYOUT_LOST,  # LTX-Video
+    "eb31a4a3f3b7c635": LAYOUT_LOST,
+    "f80f030a2cc829cc": LAYOUT_LOST,  # Cosmos
+    "7589ad0062f9951e": LAYOUT_LOST,
+    "d05ce8680143c190": LAYOUT_LOST,  # DC
+    "b8268b81d4689448": LAYOUT_LOST,
+    "a71258fc330db98c": LAYOUT_LOST,  # HunyuanImage
+    "09f94b4bb3c7f085": LAYOUT_LOST,
+    "fabffa03a53b4ddc": LAYOUT_LOST,  # HunyuanVideo 1.5, and the refiner of HunyuanImage
+    "aba93f2bc9495922": LAYOUT_LOST,
+    "53e4ca692f42d4be": LAYOUT_LOST,  # Allegro
+    "ea861a1a815cc36d": LAYOUT_LOST,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
     "1694c050155a5772": REPEATED,  # LTX-Video
     "24c8e0f899def48d": FIRST_REPEATED,  # Cosmos
@@ -84,11 +92,10 @@ _ROLES = {
     "18503d9ff0c715f2": SPATIAL_NORM,  # CogVideoX
     "f79a7221d52bc2ac": FRAME_NORM,  # Mochi
     "4be79003be2c69aa": ONE_GROUP_NORM,  # Cosmos
-    "1f9de50658b4ce7b": WAVELETS,  # Cosmos
-    "be5bc9c969dc1900": WAVELETS,
+    "1f9de50658b4ce7b": WAVELETS,  # Cosmos, of its encoder
 }
 """Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
-decoder that AutoencoderKL and others have, and those of the video autoencoders that are named."""
+decoder that AutoencoderKL and others have, and those of the autoencoders that are named."""
 
 
 def role(module: torch.nn.Module) -> str:

@@ -1,6 +1,7 @@
-"""Padding by the values at the edges and nearest upsampling of images and frames, in channels-last, for inference.
+"""Padding by the values at the edges, upsampling and moves between channels and pixels of images and frames, in
+channels-last, for inference.
 
-Torch's own functions return contiguous results. These copy whole channels, so that no layout changes.
+Torch's own functions return contiguous results.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ _SCALES = (1, 2, 4, 8)
 def has_layout(given: object) -> bool:
     """True for images and frames."""
     return isinstance(given, torch.Tensor) and given.dim() in FORMATS
+
+
+def has_channels_inside(given: object) -> bool:
+    """True for images and frames, or a part of them, with channels next to each other in memory."""
+    return has_layout(given) and given.stride(1) == 1 and given.shape[1] > 1
 
 
 def is_channels_last(t: object) -> bool:
@@ -56,13 +62,60 @@ def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor) 
 def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
     """Nearest upsampling of x by integers, channels-last. x: [n, channels, (frames,) height, width], any strides.
     scales: of each dimension but the first two."""
+    source, target = _wide(x.movedim(1, -1), made := _split(x, scales))
+    target.copy_(_beside(source, 2).expand_as(target))
+    return _merged(made)
+
+
+def outer_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Transposed convolution of each channel by its own weight with a stride as large as the kernel, channels-last:
+    each element of the result is one product. x: [n, channels, (frames,) height, width], any strides. weight: of x's
+    type, [channels, 1, ...]."""
+    made = _split(x, weight.shape[2:])
+    each = _beside(weight.squeeze(1).movedim(0, -1)[None], 1)
+    return _merged(torch.mul(_beside(x.movedim(1, -1), 2), each, out=made))
+
+
+def _split(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
+    """A new tensor for a result that is larger than x by `scales`, [n, (frames, scale,) height, scale, width, scale,
+    channels]."""
     extents = [part for n, scale in zip(x.shape[2:], scales, strict=True) for part in (n, scale)]
-    made = x.new_empty((x.shape[0], *extents, x.shape[1]))
-    source, target = _wide(x.movedim(1, -1), made)
-    for axis in range(2, 2 * len(scales) + 1, 2):
-        source = source.unsqueeze(axis)
-    target.copy_(source.expand_as(target))
-    return made.view(x.shape[0], *[n * s for n, s in zip(x.shape[2:], scales, strict=True)], x.shape[1]).movedim(-1, 1)
+    return x.new_empty((x.shape[0], *extents, x.shape[1]))
+
+
+def _beside(t: torch.Tensor, first: int) -> torch.Tensor:
+    """A view of t, [n, ..., channels], with a dimension of one element from `first` on beside each of those between."""
+    for axis in range(first, 2 * t.dim() - 4 + first, 2):
+        t = t.unsqueeze(axis)
+    return t
+
+
+def _merged(t: torch.Tensor) -> torch.Tensor:
+    """The tensor of `_split` as [n, channels, (frames,) height, width]."""
+    extents = [n * scale for n, scale in zip(t.shape[1:-1:2], t.shape[2:-1:2], strict=True)]
+    return t.view(t.shape[0], *extents, t.shape[-1]).movedim(-1, 1)
+
+
+def channels_repeated(x: torch.Tensor, count: int) -> torch.Tensor:
+    """``x.repeat_interleave(count, 1)``, channels-last. x: [n, channels, (frames,) height, width], any strides."""
+    made = x.new_empty((x.shape[0], *x.shape[2:], x.shape[1], count))
+    return made.copy_(x.movedim(1, -1).unsqueeze(-1)).flatten(-2).movedim(-1, 1)
+
+
+def shuffled(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """``pixel_shuffle(x, factor)``, channels-last. x: [n, channels * factor ** 2, height, width], any strides."""
+    n, channels, height, width = x.shape
+    made = x.new_empty((n, height, factor, width, factor, channels // factor**2))
+    made.copy_(x.unflatten(1, (-1, factor, factor)).permute(0, 4, 2, 5, 3, 1))
+    return _merged(made)
+
+
+def unshuffled(x: torch.Tensor, factor: int) -> torch.Tensor:
+    """``pixel_unshuffle(x, factor)``, channels-last. x: [n, channels, height * factor, width * factor], any strides."""
+    n, channels, height, width = x.shape
+    made = x.new_empty((n, height // factor, width // factor, channels, factor, factor))
+    made.copy_(x.unflatten(3, (-1, factor)).unflatten(2, (-1, factor)).permute(0, 2, 4, 1, 3, 5))
+    return made.flatten(3).movedim(-1, 1)
 
 
 def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
@@ -97,6 +150,35 @@ def channels_innermost(x: torch.Tensor) -> torch.Tensor:
     n, channels, *extents = x.shape
     made = x.new_empty((n, *extents, channels)).movedim(-1, 1)
     return made.copy_(x)
+
+
+def joined_dims(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+    """``x.reshape(shape)``, a view or channels-last, if each of its dimensions is one of x's or several; None if
+    not."""
+    axes, joined = [*range(x.dim())], []
+    for n in shape:
+        of, count = [], 1
+        while axes and (not of or count < n):
+            of.append(axes.pop(0))
+            count *= x.shape[of[-1]]
+        if not of or count != n:
+            return None
+        joined.append(of)
+    if any(x.shape[axis] != 1 for axis in axes):
+        return None
+    samples, channels, *others = joined
+    order = [*samples, *(axis for of in others for axis in of), *axes, *channels]
+    return x.permute(order).reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+
+
+def group_products(x: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Convolution of single pixels in groups, channels-last. x: [n, channels, (frames,) height, width], channels-last.
+    weight: of x's type, [result's channels, channels / groups, 1, ...]."""
+    n, _, *extents = x.shape
+    rows = x.movedim(1, -1).reshape(-1, groups, weight.shape[1]).transpose(0, 1)
+    made = x.new_empty((rows.shape[1], groups, weight.shape[0] // groups))
+    torch.bmm(rows, weight.flatten(1).unflatten(0, (groups, -1)).transpose(1, 2), out=made.transpose(0, 1))
+    return made.view(n, *extents, weight.shape[0]).movedim(-1, 1)
 
 
 def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | None:

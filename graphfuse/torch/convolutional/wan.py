@@ -16,6 +16,8 @@ from graphfuse.torch.convolutional.frames import FRAMES, Cache, Frames, PendingS
 from graphfuse.torch.convolutional.spatial import wide
 from graphfuse.torch.operators.convolution import convolution
 
+_NO_FRAMES = Cache(None, [])
+
 
 def residual(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
     frames = _normed_frames(block.conv1, block.norm1, x, cache)
@@ -42,8 +44,11 @@ def resample(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -
 
 def middle(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
     first, *others = block.resnets
-    pairs = zip(block.attentions, others, strict=False)
-    return _in_order([first, *(module for pair in pairs for module in pair)], x, cache)
+    x = run(first, x, cache)
+    for attention, residual in zip(block.attentions, others, strict=False):
+        x = x if attention is None else run(attention, x, _NO_FRAMES)
+        x = run(residual, x, cache)
+    return x
 
 
 def up(block: torch.nn.Module, x: PendingSum, cache: Cache, **_: object) -> PendingSum:
