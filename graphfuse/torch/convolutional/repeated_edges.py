@@ -37,7 +37,7 @@ def forward_of_first(self: torch.nn.Conv3d, hidden_states: torch.Tensor) -> torc
 
 @outside_mode
 def _of_both(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-    """What is convolved; None if the own forward is to run."""
+    """The frames that are convolved; None if the own forward is to run."""
     if not _is_taken(x):
         return None
     more = self.kernel_size[0] - 1
