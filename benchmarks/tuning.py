@@ -46,7 +46,7 @@ def run(
     from graphfuse.runtime import device as devices
     from graphfuse.tuned_tables import store
     from graphfuse.tuning.autotune import autotune
-    from graphfuse.tuning.report import words
+    from graphfuse.tuning.report import BEST, words
 
     end, device = time.monotonic() + time_budget, devices.get("cuda")
     file, origin = (table.absolute(), "measured") if table else (store.user_file(device), "user")
@@ -62,10 +62,10 @@ def run(
             planned, tensors = planner(one.graph()), one.tensors(device.memory)
             workspace = torch.empty(planned.plans[0].workspace_bytes, dtype=torch.uint8, device=device.memory)
             report = autotune(planned, tensors, workspace, None, budget, file, origin)
-            if report.stored:
+            found = [best for part in report.parts for best in part.trials[:1] if best.status == BEST]
+            if len(found) == len(report.parts) and report.stored:
                 left.remove(one)
-            for part in report.parts if report.stored else ():
-                best = part.trials[0]
+            for best in found:
                 console.print(
                     f"{one!s:24} {best.time.median:9.2f} us  {words(best.knobs)}", highlight=False, soft_wrap=True
                 )

@@ -80,6 +80,7 @@ CASES = (
     DecodeCase("AutoencoderKLCogVideoX", (1, 16, 3, 30, 45), ALL),
     DecodeCase("AutoencoderKLQwenImage", (1, 16, 1, 128, 128), ALL),
     DecodeCase("AutoencoderKLLTXVideo", (1, 128, 5, 16, 24), ALL),
+    DecodeCase("AutoencoderKLLTX2Video", (1, 128, 5, 16, 24), ALL),
     DecodeCase("AutoencoderKLMochi", (1, 12, 3, 30, 45), ALL),
     DecodeCase("AutoencoderKLCosmos", (1, 16, 3, 30, 45), ALL),
     DecodeCase("AutoencoderDC", (1, 32, 16, 16), ALL, COMPRESSING),

@@ -144,6 +144,7 @@ LOST = (
     "AutoencoderKLHunyuanImage",
     "AutoencoderKLHunyuanImageRefiner",
     "AutoencoderKLHunyuanVideo15",
+    "AutoencoderKLLTX2Video",
     "AutoencoderKLHunyuanVideo",
     "AutoencoderKLCogVideoX",
     "AutoencoderKLCosmos",
@@ -228,22 +229,39 @@ def test_a_part_that_is_compiled_runs_in_its_decoder():
     assert distance(made.float(), want.float()) < 0.02
 
 
-def test_convolutions_of_repeated_edges_run_other_calls_as_they_did():
-    vae = autoencoders.made("AutoencoderKLLTXVideo").eval().bfloat16()
-    conv = next(m for m in vae.decoder.modules() if type(m).__name__ == "LTXVideoCausalConv3d")
+@pytest.mark.parametrize("of", ["LTX", "LTX2"])
+def test_convolutions_of_repeated_edges_run_other_calls_as_they_did(of):
+    vae = autoencoders.made(f"AutoencoderKL{of}Video").bfloat16()
+    conv = next(m for m in vae.decoder.modules() if type(m).__name__ == f"{of}VideoCausalConv3d")
     x = drawn(1, conv.in_channels, 3, 4, 5).bfloat16()
     last = x.contiguous(memory_format=torch.channels_last_3d)
-    own = {causal: _called(conv, last, causal) for causal in (True, False)}
+    with torch.no_grad():
+        own = {causal: _called(conv, last, causal) for causal in (True, False)}
     fuse(vae)
     for given, gradients in ((x, False), (last, False), (last, True)):
         for causal, want in own.items():
             with torch.set_grad_enabled(gradients):
                 torch.testing.assert_close(_called(conv, given, causal), want, rtol=2e-2, atol=2e-2)
+    seen = []
+    conv.conv.register_forward_hook(lambda m, x, y: seen.append(x[0].shape[2]))
+    with torch.no_grad():
+        torch.testing.assert_close(_called(conv, last, True), own[True], rtol=2e-2, atol=2e-2)
+    assert seen == [3 + conv.kernel_size[0] - 1]
+
+
+def test_reflection_needs_more_pixels_than_it_pads():
+    vae = autoencoders.made("AutoencoderKLLTX2Video").bfloat16()
+    fuse(vae)
+    conv, x = vae.decoder.conv_in, drawn(1, vae.decoder.conv_in.in_channels, 2, 1, 3).bfloat16()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="should be less than the corresponding input dimension"):
+        conv(x.contiguous(memory_format=torch.channels_last_3d))
 
 
 def _called(conv: torch.nn.Module, x: torch.Tensor, causal: bool) -> torch.Tensor:
-    conv.is_causal = causal
-    return conv(x)
+    if hasattr(conv, "is_causal"):
+        conv.is_causal = causal
+        return conv(x)
+    return conv(x, causal=causal)
 
 
 def _changed(conv, **attributes):

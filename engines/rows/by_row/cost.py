@@ -17,7 +17,7 @@ from graphfuse.rows.views import View
 _READ_AHEAD = range(9, 41)  # elements per thread for which reading ahead may be faster; fewer are always read ahead
 _COMPUTED = {Cost.COPY: 0, Cost.ARITHMETIC: 1, Cost.FUNCTION: 8}  # operations of an element; a rounding is one more
 _CROWDED, _MANY_ROWS = 12, 64  # operations times column vectors, and rows per SM, above which reading ahead is slower
-_SECTOR = 32  # smallest memory transaction in bytes
+_SECTOR, _LINE, _ACCESS = 32, 128, 16  # smallest memory transaction, line of the L1, widest access, in bytes
 # Limits of eviction in bytes moved. Up to _CACHED, rows are often in the L2 before and after a kernel, so eviction is
 # the default. Up to _SMALL, all rows are evicted first. Above that, input rows are evicted last.
 _CACHED, _SMALL = 1 << 20, 6 << 20
@@ -27,6 +27,7 @@ _CACHED, _SMALL = 1 << 20, 6 << 20
 _BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
 _CTA_AT_LEAST, _CTA = 80.0, 2.2  # to start a CTA: if nothing else takes as long, and in any case
 _LONE = 0.6  # share of a row that an SM does alone, if there are fewer rows than SMs
+_SERVED = 0.77  # for the L1 to serve a line to a warp; measured where rows are read with a weight for each head
 _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
 # Instructions, by the bits of the narrowest output: a thread's overhead as a number of elements; time of an element.
 _INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}
@@ -111,6 +112,19 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     block = max(program.block_sizes, default=0)
     whole, again = (facts.columns * (sum(read) * times + sum(written)) / 8 for times in (1, phases))
 
+    in_rows = (*program.read_whole, *program.written_whole)
+    has_read_again = any(_rows(facts, view) < facts.rows for view in program.read_whole)
+    from_memory = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in in_rows) / facts.rows
+
+    @cache
+    def served(threads: int, piece: int) -> float:
+        """Nanoseconds that the L1 needs for a row beyond those of memory, where it has rows that others read, too."""
+        if not has_read_again:
+            return 0.0
+        widths = ((view, min(_ACCESS, view.dtype.nbytes(piece)) * threads) for view in in_rows)
+        lines = sum(view.dtype.nbytes(facts.columns) / min(_LINE, width) for view, width in widths)
+        return max(0.0, _SERVED * lines - from_memory / _BYTES)
+
     @cache
     def read_per_used(threads: int, piece: int) -> float:
         """Ratio of the bytes in accessed sectors to the used bytes."""
@@ -130,7 +144,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
         moved = (whole if resident else again) / _BYTES
         ctas = threads / knobs.threads
         busy = max(moved * read_per_used(threads, piece), instructions, _CTA_AT_LEAST * ctas) + _CTA * ctas
-        busy += _BESIDE * instructions
+        busy += _BESIDE * instructions + served(threads, piece)
         idle = _LAUNCH + (elements + parts) * (_AHEAD if knobs.ahead else 1) * (1 + _MORE_AWAITED * more)
         idle += (_ROUND + (_MEETING if program.groups else 0)) * math.log2(threads)
         idle += _ROW_WARP * max(1.0, min(threads, knobs.threads) / WARP)

@@ -30,11 +30,12 @@ def forward(self: torch.nn.Conv2d | torch.nn.Conv3d, input: torch.Tensor) -> tor
 def convolved(
     conv: torch.nn.Conv2d | torch.nn.Conv3d, x: torch.Tensor, padding: tuple[int, ...] | None = None
 ) -> torch.Tensor | None:
-    """The convolution of x by cuDNN's engine; None if that does not run it. padding: instead of the module's."""
+    """The convolution of x by cuDNN's engine; None if that does not run it. padding: of zeros, instead of the
+    module's."""
     if is_dynamo_compiling() or _observed():
         return None
     weight, bias = conv.weight, conv.bias  # read once, as modules look parameters up in Python
-    if not _is_supported(x, conv, weight, bias):
+    if not _is_supported(x, conv, weight, bias) or not _is_taken(conv, padding):
         return None
     if type(conv) not in _CLASSES and x.numel() * x.element_size() >= _SPLIT_FROM:
         return None
@@ -48,7 +49,7 @@ def _is_supported(
         return False
     if x.shape[1] != conv.in_channels or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
         return False
-    if torch.is_autocast_enabled("cuda") or not _is_taken(conv):
+    if bias is None or torch.is_autocast_enabled("cuda"):
         return False
     has_gradients = torch.is_grad_enabled()
     for t in (x, weight, bias):
@@ -69,6 +70,7 @@ def replace(name: str, module: torch.nn.Module) -> Entry | None:
     return Entry(name, type(module).__name__, "convolution", "cuDNN's engine, for channels-last inputs of 16 bits")
 
 
-def _is_taken(conv: torch.nn.Conv2d | torch.nn.Conv3d) -> bool:
+def _is_taken(conv: torch.nn.Conv2d | torch.nn.Conv3d, padding: tuple[int, ...] | None = None) -> bool:
     """True if the engine takes such a convolution. Without a bias torch runs one kernel, too."""
-    return conv.bias is not None and conv.groups == 1 and conv.padding_mode == "zeros" and type(conv.padding) is tuple
+    is_padded = padding is not None or conv.padding_mode == "zeros" and type(conv.padding) is tuple
+    return conv.bias is not None and conv.groups == 1 and is_padded

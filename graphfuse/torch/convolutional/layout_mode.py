@@ -8,6 +8,7 @@ graphfuse need none of the functions, and read many properties. So they run outs
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -74,10 +75,13 @@ def _padded(
     mode: str = "constant",
     value: float | None = None,
 ) -> torch.Tensor:
-    """``pad``, whose copies of edges of images or frames are channels-last."""
+    """``pad``, whose copies of edges of images or frames are channels-last, as are reflections in height and width."""
     is_of_all = input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2)
-    if mode == "replicate" and value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
-        return spatial.edge_padded(input, pad)
+    if value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
+        height, width = input.shape[-2:]
+        is_within = max(pad[:2]) < width and max(pad[2:4]) < height and not any(pad[4:])
+        if mode == "replicate" or mode == "reflect" and is_within:
+            return spatial.edge_padded(input, pad, mode)
     return functional.pad(input, pad, mode, value)
 
 
@@ -130,9 +134,16 @@ def _kept(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
 
 def _joined_dims(input: torch.Tensor, start_dim: int = 0, end_dim: int = -1) -> torch.Tensor:  # noqa: A002
     """``Tensor.flatten``, which copies channels of split dimensions next to each other."""
-    if input.dim() in _SPLITS and type(start_dim) is int and start_dim >= 2 and not input.is_contiguous():
-        if _is_copied(input, start_dim, end_dim):
-            input = spatial.channels_innermost(input)  # noqa: A001
+    if input.dim() in _SPLITS and type(start_dim) is int and start_dim >= 1 and not input.is_contiguous():
+        if start_dim >= 2:
+            if _is_copied(input, start_dim, end_dim):
+                input = spatial.channels_innermost(input)  # noqa: A001
+        elif end_dim == 1 + input.dim() - _SPLITS[input.dim()]:
+            channels = math.prod(input.shape[1 : end_dim + 1])
+            if (
+                made := spatial.joined_dims(input, (input.shape[0], channels, *input.shape[end_dim + 1 :]))
+            ) is not None:
+                return made
     return torch.Tensor.flatten(input, start_dim, end_dim)
 
 
@@ -177,6 +188,15 @@ def _repeated(
                 return spatial.channels_repeated(input, repeats)
             return spatial.nearest(input, [repeats if axis == n else 1 for n in range(2, input.dim())])
     return torch.Tensor.repeat_interleave(input, repeats, dim, **named)
+
+
+def _tiled(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
+    """``Tensor.repeat``, which is channels-last for a tensor with channels next to each other."""
+    counts = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    is_usual = not named and spatial.has_channels_inside(input) and len(counts) == input.dim()
+    if is_usual and all(type(n) is int and n > 0 for n in counts):
+        return spatial.repeated(input, counts)
+    return torch.Tensor.repeat(input, *given, **named)
 
 
 def _shuffled(input: torch.Tensor, upscale_factor: int) -> torch.Tensor:  # noqa: A002
@@ -283,6 +303,7 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     torch.Tensor.view: _viewed,
     torch.Tensor.flatten: _joined_dims,
     torch.Tensor.reshape: _reshaped,
+    torch.Tensor.repeat: _tiled,
     torch.Tensor.repeat_interleave: _repeated,
     functional.pixel_shuffle: _shuffled,
     functional.pixel_unshuffle: _unshuffled,

@@ -30,6 +30,7 @@ LAYOUT_KEPT = "encoder or decoder whose functions keep the layout"
 LAYOUT_LOST = "encoder or decoder with functions that do not keep the layout"
 SPLIT = "convolution of parts"
 REPEATED = "convolution of repeated edges"
+REPEATED_BY_CALL = "convolution of repeated edges, causal if the call says so"
 FIRST_REPEATED = "convolution of repeated first frames"
 CACHED = "causal convolution with kept frames"
 SPATIAL_NORM = "spatial norm"
@@ -85,8 +86,11 @@ _ROLES = {
     "aba93f2bc9495922": LAYOUT_LOST,
     "53e4ca692f42d4be": LAYOUT_LOST,  # Allegro
     "ea861a1a815cc36d": LAYOUT_LOST,
+    "2ede6efcc2e49b87": LAYOUT_LOST,  # LTX-2
+    "7f4bff21068ae188": LAYOUT_LOST,
     "48b189ff36fdb76a": SPLIT,  # CogVideoX and Mochi
     "1694c050155a5772": REPEATED,  # LTX-Video
+    "f8c4c309a2a5c101": REPEATED_BY_CALL,  # LTX-2
     "24c8e0f899def48d": FIRST_REPEATED,  # Cosmos
     "bfee60e7f91eb486": CACHED,  # CogVideoX and Mochi
     "18503d9ff0c715f2": SPATIAL_NORM,  # CogVideoX

@@ -32,31 +32,33 @@ def is_channels_last(t: object) -> bool:
     return t.is_contiguous(memory_format=FORMATS[t.dim()])
 
 
-def edge_padded(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
+def edge_padded(x: torch.Tensor, pad: Sequence[int], mode: str = "replicate") -> torch.Tensor:
     """``torch.nn.functional.pad(x, pad, mode="replicate")``, channels-last. x: [n, channels, (frames,) height, width],
-    any strides. pad: begin and end of each dimension but the first two, the last first, each at least 0."""
+    any strides. pad: begin and end of each dimension but the first two, the last first, each at least 0. mode: of
+    height and width; it may be "reflect"."""
     begins, ends = pad[-2::-2], pad[::-2]
     extents = [b + n + e for b, n, e in zip(begins, x.shape[2:], ends, strict=True)]
     made = x.new_empty((x.shape[0], *extents, x.shape[1]))
     source, target = _wide(x.movedim(1, -1), made)
     if x.dim() == 4:
-        _pad_planes(source, pad, target)
+        _pad_planes(source, pad, target, mode)
     elif not any(pad[:4]):
         for sample, place in zip(source, target, strict=True):  # a frame is a row of one plane
-            _pad_planes(sample.flatten(1, 2)[None], (0, 0, *pad[4:]), place.flatten(1, 2)[None])
+            _pad_planes(sample.flatten(1, 2)[None], (0, 0, *pad[4:]), place.flatten(1, 2)[None], "replicate")
     else:
         begin, frames = begins[0], x.shape[2]
         for sample, place in zip(source, target.narrow(1, begin, frames), strict=True):
-            _pad_planes(sample, pad[:4], place)
+            _pad_planes(sample, pad[:4], place, mode)
         for start, count, edge in ((0, begin, begin), (begin + frames, ends[0], begin + frames - 1)):
             if count:
                 target.narrow(1, start, count).copy_(target.narrow(1, edge, 1).expand_as(target.narrow(1, 0, count)))
     return made.movedim(-1, 1)
 
 
-def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor) -> None:
+def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor, mode: str) -> None:
     """Pads planes, [count, height, width, channels]. To torch, channels are the width."""
-    torch.ops.aten.replication_pad3d.out(source, [0, 0, *pad], out=target)
+    call = torch.ops.aten.reflection_pad3d if mode == "reflect" else torch.ops.aten.replication_pad3d
+    call.out(source, [0, 0, *pad], out=target)
 
 
 def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
@@ -94,6 +96,13 @@ def _merged(t: torch.Tensor) -> torch.Tensor:
     """The tensor of `_split` as [n, channels, (frames,) height, width]."""
     extents = [n * scale for n, scale in zip(t.shape[1:-1:2], t.shape[2:-1:2], strict=True)]
     return t.view(t.shape[0], *extents, t.shape[-1]).movedim(-1, 1)
+
+
+def repeated(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """``x.repeat(*counts)``, channels-last. x: [n, channels, (frames,) height, width], any strides. counts: of each
+    dimension."""
+    samples, channels, *others = counts
+    return x.movedim(1, -1).repeat(samples, *others, channels).movedim(-1, 1)
 
 
 def channels_repeated(x: torch.Tensor, count: int) -> torch.Tensor:
