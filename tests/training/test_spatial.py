@@ -161,6 +161,7 @@ LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_
         lambda x: functional.pad(x, (1, 1, 1, 1, 2, 1), "reflect"),
         lambda x: functional.pad(x, (1, 2, 3, 0, 0, 0), "reflect"),
         lambda x: functional.pad(x[:, :, 1], (1, 2, 3, 0), "reflect"),
+        lambda x: functional.pad(x.to(torch.int32), (1,) * 6, "replicate"),
         lambda x: functional.interpolate(x, scale_factor=2.0),
         lambda x: x.repeat(1, 1, 2, 1, 1),
         lambda x: x[:, :, :1].repeat((2, 3, 2, 1, 2)),
@@ -231,6 +232,13 @@ LAST = torch.randn(2, 16, 3, 4, 5).contiguous(memory_format=torch.channels_last_
         lambda x: split(x).flatten(-2, -1),
         lambda x: split(x).movedim(1, 2).contiguous().view(2, 3, -1),
         lambda x: x.contiguous().view(torch.int32),
+        lambda x: x.contiguous().view(size=(2, 16, 60)) if x.is_contiguous() else x,
+        lambda x: x[:, :0].repeat_interleave(2, 2),
+        lambda x: x.contiguous(memory_format=torch.contiguous_format).repeat_interleave(2, 1)[:, :4].flatten(1),
+        lambda x: functional.conv_transpose3d(
+            x.contiguous(memory_format=torch.contiguous_format), KERNEL, None, 2, groups=16
+        ),
+        lambda x: torch.cat([x.movedim(1, -1).contiguous(), x.movedim(1, -1).contiguous()], 3).view(2, -1),
         lambda x: x.contiguous(memory_format=torch.contiguous_format) + x,
     ],
 )
@@ -256,6 +264,19 @@ def test_calls_give_what_torch_gives(call):
         lambda x: x.repeat_interleave(2, 5),
         lambda x: x.repeat_interleave(-1, 2),
         lambda x: x.contiguous().view(7, -1),
+        lambda x: functional.conv2d(x, PIXELS, groups=4),
+        lambda x: functional.conv3d(x[:, :, 0], PIXELS[..., 0], groups=4),
+        lambda x: functional.conv3d(x, PIXELS, None, (1, 1, 1, 1), groups=4),
+        lambda x: functional.conv3d(x, PIXELS, None, 1, 0, 0, 4),
+        lambda x: functional.conv3d(x, PIXELS[:0], groups=4),
+        lambda x: functional.conv_transpose2d(x, KERNEL, stride=2, groups=16),
+        lambda x: functional.conv_transpose3d(x, KERNEL, None, 2, (), 0, 16),
+        lambda x: functional.conv_transpose3d(x, KERNEL[:, :, :0], None, (0, 2, 2), groups=16),
+        lambda x: functional.conv_transpose3d(x[0, 0, 0, 0], KERNEL, None, 2, 0, 0, 16),
+        lambda x: functional.interpolate(x, scale_factor=2, align_corners=False),
+        lambda x: functional.interpolate(x, (6.0, 8.0, 10.0)),
+        lambda x: functional.pad(x, None, "replicate"),
+        lambda x: functional.pixel_shuffle(x[:, :, 0].to(torch.float8_e4m3fn), 2),
         lambda x: x.repeat_interleave(2, 1, output_size=31),
         lambda x: split(x).reshape(2, 2, 6, 8, 11),
         lambda x: functional.conv3d(x, PIXELS, groups=3),
@@ -319,6 +340,21 @@ def test_operators_run_outside_of_the_mode():
         assert torch._C._get_function_stack_at(0) is mode
     operator(LAST)
     assert seen == [0, 0, 2, 0]
+
+
+def test_a_view_is_a_view():
+    y = torch.zeros(4, 4, 4, 2, 2, 1).permute(0, 1, 4, 5, 2, 3)
+    with torch.no_grad(), LayoutMode():
+        y.flatten(3, 4).add_(1)
+    assert y.sum() == y.numel()
+
+
+def test_other_devices_and_quantized_tensors_are_left_to_torch():
+    x = LAST[:, :, 0].contiguous(memory_format=torch.channels_last)
+    with torch.no_grad(), LayoutMode():
+        made = functional.conv2d(x.to("meta"), PIXELS[..., 0].to("meta"), groups=4)
+        quantized = functional.interpolate(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), scale_factor=2)
+    assert made.shape == (2, 8, 4, 5) and quantized.shape == (2, 16, 8, 10)
 
 
 def test_gradients_within_the_mode_are_torchs():

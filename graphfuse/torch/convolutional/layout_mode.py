@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
+from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.convolutional import spatial
 from graphfuse.torch.operators.convolution import FORMATS
 
@@ -40,9 +41,18 @@ class LayoutMode(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
         call = None if is_dynamo_compiling() else _CALLS.get(function)
-        if call is None or not _PLAIN.issuperset(types) or not is_inference():
+        if call is None or not _PLAIN.issuperset(types) or not args or not _is_taken(args[0]) or not is_inference():
             call = function
         return call(*args, **(kwargs or {}))
+
+
+def _is_taken(given: object) -> bool:
+    """True for a tensor, or several, that the functions here may get in place of torch's."""
+    if isinstance(given, list | tuple):
+        return bool(given) and all(map(_is_taken, given))
+    if type(given) not in _PLAIN or given.dtype not in FLOATS or given.device.type not in RUN_ON:
+        return False
+    return given.layout is torch.strided and given.numel() > 0
 
 
 def is_inference() -> bool:
@@ -76,8 +86,8 @@ def _padded(
     value: float | None = None,
 ) -> torch.Tensor:
     """``pad``, whose copies of edges of images or frames are channels-last, as are reflections in height and width."""
-    is_of_all = input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2)
-    if value is None and is_of_all and min(pad) >= 0 and 0 not in input.shape:
+    is_usual = isinstance(pad, tuple | list) and all(type(n) is int and n >= 0 for n in pad)
+    if value is None and is_usual and input.dim() in FORMATS and len(pad) == 2 * (input.dim() - 2):
         height, width = input.shape[-2:]
         is_within = max(pad[:2]) < width and max(pad[2:4]) < height and not any(pad[4:])
         if mode == "replicate" or mode == "reflect" and is_within:
@@ -94,7 +104,7 @@ def _interpolated(
     **named: object,
 ) -> torch.Tensor:
     """``interpolate``, whose nearest elements are channels-last for scales that `spatial` has."""
-    if mode == "nearest" and not given and not any(named.values()) and input.dim() in FORMATS:
+    if mode == "nearest" and not given and {*named.values()} <= {None} and input.dim() in FORMATS:
         if (scales := spatial.scales(input, size, scale_factor)) is not None:
             return spatial.nearest(input, scales)
     return functional.interpolate(input, size, scale_factor, mode, *given, **named)
@@ -105,18 +115,16 @@ def _joined(tensors: Sequence[torch.Tensor], *given: object, **named: object) ->
     other."""
     dims = [*given, *(value for name, value in named.items() if name in ("dim", "axis"))] or [0]
     is_usual = len(dims) == 1 and len(given) + len(named) <= 1 and type(dims[0]) is int
-    if is_usual and isinstance(tensors, list | tuple) and tensors and spatial.has_channels_inside(tensors[0]):
-        first, dim = tensors[0], dims[0]
+    if is_usual and spatial.has_channels_inside(first := tensors[0]):
+        dim = dims[0]
         axis = dim + first.dim() if dim < 0 else dim
         if 2 <= axis < first.dim() and all(_is_joinable(t, first, axis) for t in tensors):
             return spatial.joined(tensors, axis)
     return torch.cat(tensors, *given, **named)
 
 
-def _is_joinable(t: object, first: torch.Tensor, dim: int) -> bool:
-    if not isinstance(t, torch.Tensor) or t.dim() != first.dim():
-        return False
-    if t.dtype is not first.dtype or t.device != first.device:
+def _is_joinable(t: torch.Tensor, first: torch.Tensor, dim: int) -> bool:
+    if t.dim() != first.dim() or t.dtype is not first.dtype or t.device != first.device:
         return False
     return all(a == b for axis, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if axis != dim)
 
@@ -159,14 +167,16 @@ def _reshaped(input: torch.Tensor, *given: object, **named: object) -> torch.Ten
 
 def _is_copied(input: torch.Tensor, start: int, end: int) -> bool:  # noqa: A002
     """True if torch copies a tensor to join two dimensions of it."""
-    return end == start + 1 < input.dim() and input.stride(start) != input.shape[end] * input.stride(end)
+    if end != start + 1 or end >= input.dim() or 1 in input.shape[start : end + 1]:
+        return False
+    return input.stride(start) != input.shape[end] * input.stride(end)
 
 
 def _viewed(input: torch.Tensor, *given: object, **named: object) -> torch.Tensor:  # noqa: A002
     """``Tensor.view``. Own code may have made the tensor contiguous for it."""
     is_kept = spatial.is_channels_last(input) or input.dim() == _SPLIT
-    if is_kept and not _is_type(*given, *named.values()):
-        return input.reshape(*given, **named)
+    if is_kept and not named and not _is_type(*given):
+        return input.reshape(*given)
     return torch.Tensor.view(input, *given, **named)
 
 
@@ -180,8 +190,8 @@ def _repeated(
     dim: object = None,
     **named: object,
 ) -> torch.Tensor:
-    """``Tensor.repeat_interleave``, which is channels-last."""
-    is_usual = type(repeats) is int and repeats > 0 and type(dim) is int and spatial.has_layout(input)
+    """``Tensor.repeat_interleave``, which is channels-last for a tensor with channels next to each other."""
+    is_usual = type(repeats) is int and repeats > 0 and type(dim) is int and spatial.has_channels_inside(input)
     if is_usual and 1 <= (axis := dim + input.dim() if dim < 0 else dim) < input.dim():
         if not named or named == {"output_size": input.shape[axis] * repeats}:
             if axis == 1:
@@ -213,11 +223,11 @@ def _unshuffled(input: torch.Tensor, downscale_factor: int) -> torch.Tensor:  # 
     return functional.pixel_unshuffle(input, downscale_factor)
 
 
-def _is_factor(x: object, factor: object) -> bool:
-    return isinstance(x, torch.Tensor) and x.dim() == 4 and type(factor) is int and factor > 0 and x.numel() > 0
+def _is_factor(x: torch.Tensor, factor: object) -> bool:
+    return x.dim() == 4 and type(factor) is int and factor > 0
 
 
-def _transposed(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _transposed(convolve: Callable[..., torch.Tensor], rank: int) -> Callable[..., torch.Tensor]:
     """``conv_transpose2d`` or ``conv_transpose3d``, which is a product of each channel with its own weight if no two
     products meet in an element. cuDNN launches two kernels for each channel."""
 
@@ -231,27 +241,17 @@ def _transposed(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
         groups: int = 1,
         dilation: object = 1,
     ) -> torch.Tensor:
-        if bias is None and groups == input.shape[1] and _is_outer(input, weight, stride):
-            if _is_all(padding, 0) and _is_all(output_padding, 0) and _is_all(dilation, 1):
+        if bias is None and _is_weight(weight, input, rank) and weight.shape[:2] == (groups, 1):
+            options = tuple(_each(option, rank) for option in (stride, padding, output_padding, dilation))
+            is_outer = options == (weight.shape[2:], (0,) * rank, (0,) * rank, (1,) * rank)
+            if is_outer and groups == input.shape[1]:
                 return spatial.outer_product(input, weight)
         return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
 
     return call
 
 
-def _is_outer(x: torch.Tensor, weight: torch.Tensor, stride: object) -> bool:
-    if x.dim() not in FORMATS or x.dim() != weight.dim() or weight.shape[:2] != (x.shape[1], 1):
-        return False
-    kernel = weight.shape[2:]
-    is_stride = kernel == stride if isinstance(stride, tuple) else kernel == (stride,) * len(kernel)
-    return is_stride and _is_same_kind(x, weight)
-
-
-def _is_all(option: object, number: int) -> bool:
-    return all(n == number for n in option) if isinstance(option, tuple) else option == number
-
-
-def _convolved(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _convolved(convolve: Callable[..., torch.Tensor], rank: int) -> Callable[..., torch.Tensor]:
     """``conv2d`` or ``conv3d``, which is a matrix product for each group if it reads single pixels. cuDNN launches
     several kernels for each group."""
 
@@ -264,26 +264,31 @@ def _convolved(convolve: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         dilation: object = 1,
         groups: int = 1,
     ) -> torch.Tensor:
-        if bias is None and type(groups) is int and groups > 1 and _is_of_pixels(input, weight, groups):
-            if _is_all(stride, 1) and _is_all(padding, 0):
-                return spatial.group_products(input, weight, groups)
+        if bias is None and type(groups) is int and groups > 1 and _is_weight(weight, input, rank):
+            (made, read), is_of_pixels = weight.shape[:2], weight[0, 0].numel() == 1 < weight.shape[1]
+            options = tuple(_each(option, rank) for option in (stride, padding, dilation))
+            is_of_groups = made % groups == 0 and input.shape[1] == groups * read
+            if is_of_pixels and is_of_groups and options == ((1,) * rank, (0,) * rank, (1,) * rank):
+                if spatial.is_channels_last(input):
+                    return spatial.group_products(input, weight, groups)
         return convolve(input, weight, bias, stride, padding, dilation, groups)
 
     return call
 
 
-def _is_of_pixels(x: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    if not spatial.is_channels_last(x) or x.dim() != weight.dim() or not _is_same_kind(x, weight):
+def _is_weight(weight: torch.Tensor, x: torch.Tensor, rank: int) -> bool:
+    """True if products of two tensors are what a convolution of images or frames has."""
+    if not _is_taken(weight) or not x.dim() == weight.dim() == rank + 2:
         return False
-    made, read, *kernel = weight.shape
-    return read > 1 and x.shape[1] == groups * read and made % groups == 0 and _is_all(tuple(kernel), 1)
+    is_same = weight.dtype is x.dtype and weight.device == x.device
+    return is_same and not torch.is_autocast_enabled(x.device.type)
 
 
-def _is_same_kind(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """True if a product of two tensors is what a convolution of them is."""
-    if x.dtype is not weight.dtype or x.device != weight.device or not x.numel():
-        return False
-    return x.dtype in FLOATS and not torch.is_autocast_enabled(x.device.type)
+def _each(option: object, rank: int) -> tuple[int, ...] | None:
+    """An option of a convolution for each dimension; None if it has others than an int, or another number of them."""
+    each = (option,) * rank if type(option) is int else option
+    is_usual = isinstance(each, tuple | list) and len(each) == rank and all(type(n) is int for n in each)
+    return tuple(each) if is_usual else None
 
 
 def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
@@ -307,9 +312,9 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     torch.Tensor.repeat_interleave: _repeated,
     functional.pixel_shuffle: _shuffled,
     functional.pixel_unshuffle: _unshuffled,
-    functional.conv2d: _convolved(functional.conv2d),
-    functional.conv3d: _convolved(functional.conv3d),
-    functional.conv_transpose2d: _transposed(functional.conv_transpose2d),
-    functional.conv_transpose3d: _transposed(functional.conv_transpose3d),
+    functional.conv2d: _convolved(functional.conv2d, 2),
+    functional.conv3d: _convolved(functional.conv3d, 3),
+    functional.conv_transpose2d: _transposed(functional.conv_transpose2d, 2),
+    functional.conv_transpose3d: _transposed(functional.conv_transpose3d, 3),
 } | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
 """Functions of torch that are replaced, and what replaces them."""

@@ -195,9 +195,9 @@ def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | N
     spatial = x.shape[2:]
     if (size is None) == (factor is None):
         return None
-    given = factor if size is None else size
-    each = tuple(given) if isinstance(given, Sequence) else (given,) * len(spatial)
-    if len(each) != len(spatial) or 0 in spatial:
+    given, types = (factor, (int, float)) if size is None else (size, (int,))
+    each = tuple(given) if isinstance(given, tuple | list) else (given,) * len(spatial)
+    if len(each) != len(spatial) or 0 in spatial or any(type(s) not in types for s in each):
         return None
     found = each if size is None else tuple(s / n for s, n in zip(each, spatial, strict=True))
     return tuple(map(int, found)) if all(s in _SCALES for s in found) else None
