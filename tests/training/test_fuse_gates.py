@@ -220,6 +220,56 @@ def test_attributes_that_forward_reads_are_compared_at_each_call():
         assert torch.equal(got, norm(x, gate))
 
 
+def spread_rows() -> list[tuple[torch.Tensor, torch.Tensor, list[str]]]:
+    """Activations and gates whose rows are not one block, and the operators that run."""
+    batch, rows, columns = 2, 12, HIDDEN
+    whole, gates = drawn(batch, rows + 4, columns), drawn(batch, rows, columns, seed=1)
+    wide = drawn(batch, rows, 3 * columns, seed=2)
+    columns_apart = drawn(batch, columns, rows).transpose(1, 2)
+    return [
+        (whole[:, :rows], gates, ["region"]),
+        (gates, whole[:, 4:], ["region"]),
+        (wide[..., columns : 2 * columns], wide[..., :columns], ["region"]),
+        (drawn(rows, batch, columns).transpose(0, 1), gates, []),
+        (gates, drawn(rows, batch, columns).transpose(0, 1), []),
+        (drawn(batch, 1, columns).expand(batch, rows, columns), gates, ["region"]),
+        (columns_apart, gates, []),
+        (gates, columns_apart, []),
+    ]
+
+
+@pytest.mark.parametrize("case", range(8))
+@pytest.mark.parametrize("dtype", [HALF, torch.float32], ids=str)
+def test_groups_of_rows_that_are_not_one_block(case, dtype):
+    x, gate, ran = spread_rows()[case]
+    norm, x, gate = made(GatedGroups).to(dtype), x.to(dtype), gate.to(dtype)
+    with torch.no_grad():
+        try:
+            want = norm(x, gate)
+        except RuntimeError as error:  # the view of it is not possible
+            want = error
+        fuse(norm)
+        if isinstance(want, RuntimeError):
+            with pytest.raises(RuntimeError, match="view"):
+                norm(x, gate)
+            return
+        assert operators(lambda: norm(x, gate)) == ran
+        got = norm(x, gate)
+    torch.testing.assert_close(got, want, rtol=0.01 if dtype is HALF else 2e-6, atol=2e-6)
+    assert got.shape == want.shape and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("case", [0, 1, 2])
+def test_groups_of_rows_that_are_not_one_block_by_kernels_alone(case, plan_on, monkeypatch):
+    plan_on("emulator")
+    monkeypatch.setattr(ReferenceEngine, "run", None)
+    norm, (x, gate, _) = made(GatedGroups).float(), spread_rows()[case]
+    with torch.no_grad():
+        want = norm(x.float(), gate.float())
+        fuse(norm)
+        torch.testing.assert_close(norm(x.float(), gate.float()), want, rtol=1e-5, atol=1e-5)
+
+
 def test_the_layer_for_kernels():
     layer = kernel_mapping("cpu")["RMSNormGated"]["cpu"].load()
     norm, x, gate = made(GatedGroups), drawn(*ROWS), drawn(*ROWS, seed=1)

@@ -444,8 +444,21 @@ def test_exported_it_is_torch_s_for_any_size(ran, monkeypatch):
     ("made", "why"),
     [
         (lambda: torch.nn.GroupNorm(4, 16, affine=False), "it has no weight or no bias"),
-        (lambda: type("Other", (torch.nn.GroupNorm,), {})(4, 16), "its class is not torch's"),
+        (
+            lambda: type("Other", (torch.nn.GroupNorm,), {"forward": lambda self, x: x})(4, 16),
+            "its forward is not torch's",
+        ),
     ],
 )
 def test_other_norms_of_groups_are_left(made, why):
     assert [(e.became, e.why) for e in fuse(torch.nn.Sequential(made())).entries] == [("", why)]
+
+
+def test_a_class_with_torchs_forward(ran, monkeypatch):
+    monkeypatch.setattr(group_norm, "LEAST", 0)
+    model = torch.nn.Sequential(type("OfOneGroup", (torch.nn.GroupNorm,), {})(1, 16)).requires_grad_(False)
+    x = drawn(2, 16, 8, 8)
+    want = model(x)
+    assert [e.became for e in fuse(model).entries] == [group_norm.BECAME]
+    torch.testing.assert_close(model(x), want, rtol=1e-5, atol=1e-5)
+    assert ran

@@ -270,8 +270,8 @@ def is_replaceable(module: torch.nn.Module) -> bool:
 
 def why_not_replaced(norm: torch.nn.Module, of: torch.nn.GroupNorm) -> str:
     """Why a module is not replaced; "" if it is. of: the group norm that it is, or norms each frame with."""
-    if type(of) is not torch.nn.GroupNorm:
-        return "its class is not torch's"
+    if type(of).forward is not torch.nn.GroupNorm.forward:
+        return "its forward is not torch's"
     if of.weight is None or of.bias is None:
         return "it has no weight or no bias"
     is_free = set_forward.runs_its_class(norm) and (of is norm or set_forward.is_plain(of))

@@ -26,7 +26,7 @@ from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
 from graphfuse.torch.regions.program import Program
-from graphfuse.torch.whole_models.region_call import needs_contiguous, region_call
+from graphfuse.torch.whole_models.region_call import needs_columns, needs_contiguous, region_call
 
 Types = tuple[torch.dtype, torch.dtype]
 
@@ -46,6 +46,7 @@ class Specialization:
     autocasts: whether the calls would compute something else under autocast.
     columns: the extent of rows that the program holds for; None for any.
     is_contiguous: whether the inputs must be contiguous.
+    is_in_rows: whether the activations must be as `lies_in_rows` says.
     is_arranged: whether the kernel is given views of the inputs.
     places: the program's inputs, as indices of the activations followed by the parameters.
     untrainable: the reason why no kernels compute gradients; "" if they do. Only the first specialization of calls has
@@ -60,6 +61,7 @@ class Specialization:
     autocasts: bool = False
     columns: int | None = None
     is_contiguous: bool = False
+    is_in_rows: bool = False
     is_arranged: bool = False
     places: tuple[int, ...] = ()
     untrainable: str = ""
@@ -140,6 +142,7 @@ class FusedCalls:
                     "spec.is_arranged and type(x0) is not Tensor",
                     *(f"not {watch}" for watch in watches),
                     *(f"spec.is_contiguous and not {t}.is_contiguous()" for t in (*full, *members)),
+                    *(f"spec.is_in_rows and not lies_in_rows({t})" for t in full),
                 ],
                 "return None",
             ),
@@ -155,9 +158,19 @@ class FusedCalls:
             "extents": self.of.extents,
             "specs": self.specs,
             "specialize": self.specialize,
+            "lies_in_rows": _lies_in_rows,
             "autocasts": torch.is_autocast_enabled,
         }
         return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
+
+
+def _lies_in_rows(t: torch.Tensor) -> bool:
+    """True for a tensor with contiguous columns and no dimension within a later one in memory. Torch's elementwise
+    results for such tensors are contiguous."""
+    if t.is_contiguous():
+        return True
+    strides = [stride for stride in t.stride() if stride]
+    return t.stride(-1) == 1 and strides == sorted(strides, reverse=True)
 
 
 _kept: deque[FusedCalls] = deque(maxlen=64)
@@ -249,6 +262,7 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         found.autocasts,
         columns,
         any(map(needs_contiguous, found.graph.nodes)),
+        any(map(needs_columns, found.graph.nodes)),
         call.is_arranged,
         tuple(place for place, _ in call.read),
         _untrainable(region) if not of.specs else "",

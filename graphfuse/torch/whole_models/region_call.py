@@ -132,8 +132,27 @@ def region_call(trace: Trace, region: TorchRegion, activations: int) -> RegionCa
 
 
 def needs_contiguous(node: Node) -> bool:
-    """True for a view that not every tensor of its shape has."""
-    return is_op(node, "view") is not None and called_name(node) != "unsqueeze" and not is_item(node)
+    """True for a view that not every tensor of its shape has, even with contiguous columns."""
+    if is_op(node, "view") is None or called_name(node) == "unsqueeze" or is_item(node):
+        return False
+    source = value(node.args[0])
+    return source is None or not _splits_columns(source, recorded_result(node)) and not needs_columns(node)
+
+
+def needs_columns(node: Node) -> bool:
+    """True for a view that joins parts of rows again, where a new tensor has these. Its columns are contiguous if those
+    of the inputs are."""
+    source = value(node.args[0]) if is_op(node, "view") and not is_item(node) else None
+    if source is None or not _splits_columns(recorded_result(node), source):
+        return False
+    root = node.args[0]
+    while is_op(root, "view", "permute") and isinstance(root.args[0], Node):
+        root = root.args[0]
+    return root.op == "call_function"
+
+
+def _splits_columns(whole: torch.Tensor, parts: torch.Tensor) -> bool:
+    return parts.dim() == whole.dim() + 1 and parts.shape[:-2] == whole.shape[:-1]
 
 
 def _groups(shape: Sequence[int], tensor: torch.Tensor) -> tuple[int, ...] | None:
