@@ -114,7 +114,7 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
 
     in_rows = (*program.read_whole, *program.written_whole)
     has_read_again = any(_rows(facts, view) < facts.rows for view in program.read_whole)
-    from_memory = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in in_rows) / facts.rows
+    from_memory = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in in_rows) / max(1, facts.rows)
 
     @cache
     def served(threads: int, piece: int) -> float:

@@ -18,6 +18,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType,
 import torch
 
 from graphfuse.base.wording import with_article
+from graphfuse.torch.analysis import branches
 from graphfuse.torch.analysis.reads import SELF, is_plain
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
@@ -95,6 +96,10 @@ def _run_function(
     return returned[0] if returned else None
 
 
+class _NewDict(dict):
+    """A dictionary that the function has made, so that all of its content is known."""
+
+
 class _Frame:
     """A call of a function: its variables, and how its statements and expressions are run."""
 
@@ -117,7 +122,12 @@ class _Frame:
                 case ast.Expr():
                     self.value(statement.value)
                 case ast.If():
-                    taken = statement.body if self.truth(statement.test) else statement.orelse
+                    try:
+                        taken = statement.body if self.domain.attempt(self.truth, statement.test) else statement.orelse
+                    except ForwardDeclined:
+                        if not self.branch(statement):
+                            raise
+                        taken = []
                     if returned := self.block(taken):
                         return returned
                 case ast.Assert():
@@ -130,6 +140,19 @@ class _Frame:
                 case _:
                     raise self.declined(statement, f"is {type(statement).__name__}")
         return None
+
+    def branch(self, statement: ast.If) -> bool:
+        """True if a branch that is decided in each call was recorded as one call, of a function with this statement.
+
+        It may assign to variables alone, and read neither the module nor variables of outer functions."""
+        found = branches.found(statement, self.function.__code__, self.variables)
+        if found is None or not all(isinstance(v, self.domain.symbols) or is_plain(v) for v in found.given.values()):
+            return False
+        function = found.function(self.function.__globals__)
+        values = self.domain.branch(function, [*found.given.values()], len(found.made))
+        if values is not None:
+            self.variables |= dict(zip(found.made, values, strict=True))
+        return values is not None
 
     def define(self, node: ast.FunctionDef) -> FunctionType:
         """A function that is defined within the function, and reads none of its variables."""
@@ -201,6 +224,11 @@ class _Frame:
         if evaluate is None:
             raise self.declined(node, f"has {type(node).__name__}")
         return evaluate(node)
+
+    def _dict(self, node: ast.Dict) -> object:
+        if node.keys:
+            raise self.declined(node, "has Dict")
+        return _NewDict()
 
     def _constant(self, node: ast.Constant) -> object:
         return node.value
@@ -366,6 +394,8 @@ class _Frame:
             found = vars(child).get(name, self)
             if is_plain(found) and not hasattr(type(inspect.getattr_static(type(child), name, None)), "__set__"):
                 return self.read(node, SELF, (*value.name.split("."), name), found)
+        if isinstance(value, _NewDict) and name in ("copy", "get", "pop"):
+            return getattr(value, name)
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
         if value.value is self.domain.module:
@@ -439,6 +469,9 @@ class _Frame:
             return self.compute(node, function, args, named)
         if isinstance(function, FunctionType):  # defined within the function
             return self.call(function, args, named)
+        if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, _NewDict):
+            made = function(*args, **named)
+            return _NewDict(made) if function.__name__ == "copy" else made
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
                 return self.compute(node, _ACTIVATIONS[function.cls], args, named)

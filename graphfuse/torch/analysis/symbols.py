@@ -128,5 +128,13 @@ class Domain:
         """Result of a plain function. run: runs it in the interpreter, and raises an error if that is not possible."""
         return run()
 
+    def attempt(self, run: Callable[..., object], *args: object) -> object:
+        """Result of a function of the interpreter. If it raises an error, nothing that it did is recorded."""
+        return run(*args)
+
+    def branch(self, function: FunctionType, args: Sequence[object], count: int) -> Sequence[object] | None:
+        """Results of a function that decides in each call, `count` of them; None if it cannot be recorded."""
+        return None
+
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
         raise ForwardDeclined(f"calls self.{child.name}")

@@ -141,17 +141,29 @@ class _ProxyDomain(Domain):
         self, function: FunctionType, args: Sequence[object], named: Mapping[str, object], run: Callable[[], object]
     ) -> object:
         """Runs a plain function on proxies. If that fails, the trace gets a call of the function itself."""
-        nodes, reads = len(self.tracer.graph.nodes), len(self.reads)
         try:
-            return run()
+            return self.attempt(run)
         except Exception:  # a foreign function may raise anything for symbols
             if not self._can_call(function, args, named):
                 raise
-        for node in reversed([*self.tracer.graph.nodes][nodes:]):
-            self.tracer.graph.erase_node(node)
-        for key in [*self.reads][reads:]:
-            del self.reads[key]
         return self.tracer.create_proxy("call_function", function, tuple(args), dict(named))
+
+    def attempt(self, run: Callable[..., object], *args: object) -> object:
+        nodes, reads, parts = {*self.tracer.graph.nodes}, {*self.reads}, dict(self._parts)
+        try:
+            return run(*args)
+        except Exception:
+            for node in reversed([node for node in self.tracer.graph.nodes if node not in nodes]):
+                self.tracer.graph.erase_node(node)
+            self.reads = {key: read for key, read in self.reads.items() if key in reads}
+            self._parts = parts
+            raise
+
+    def branch(self, function: FunctionType, args: Sequence[object], count: int) -> Sequence[object] | None:
+        if self.undecided or any(isinstance(v, Proxy) and str(v.node.target).startswith("**") for v in args):
+            return None
+        made = self.tracer.create_proxy("call_function", function, tuple(args), {})
+        return [made[i] for i in range(count)]
 
     def _can_call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> bool:
         try:

@@ -1,0 +1,220 @@
+"""Layers with branches that each call decides by properties of a tensor: what stands around them is fused."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graphfuse.torch import fuse
+from support.dispatched import operators
+
+pytestmark = pytest.mark.torch
+
+COLUMNS = 16
+LOGGER = logging.getLogger(__name__)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.most = torch.nn.Linear(COLUMNS, COLUMNS), torch.nn.LayerNorm(COLUMNS), 4.0
+
+
+class Clamped(Layer):
+    """As Bart's."""
+
+    def forward(self, hidden_states):
+        residual = hidden_states
+        hidden_states = residual + self.linear(hidden_states)
+        hidden_states = self.norm(hidden_states)
+        if hidden_states.dtype == torch.float16 and not torch.isfinite(hidden_states).all():
+            clamp_value = torch.finfo(hidden_states.dtype).max - 1000
+            hidden_states = torch.clamp(hidden_states, min=-clamp_value, max=clamp_value)
+        return hidden_states
+
+
+class Squeezed(Layer):
+    """As diffusers' basic block."""
+
+    def forward(self, hidden_states, attention_kwargs=None):
+        if attention_kwargs is not None:
+            if attention_kwargs.get("scale", None) is not None:
+                LOGGER.warning("scale is ignored")
+        attention_kwargs = attention_kwargs.copy() if attention_kwargs is not None else {}
+        objects = attention_kwargs.pop("gligen", None)
+        made = self.linear(hidden_states, **attention_kwargs)
+        if made.ndim == 4:
+            made = made.squeeze(1)
+        if objects is not None:
+            made = made + objects
+        hidden_states = made + hidden_states
+        return self.norm(hidden_states) + hidden_states
+
+
+class TwoVariables(Layer):
+    def forward(self, x):
+        y, scale = self.linear(x), 2.0
+        if y.shape[0] > 2:
+            scale = 3.0
+        elif y.shape[1] > 5:
+            y = y[:, :5] * scale
+            x = x[:, :5] if x.dim() == 3 else x
+        total = x + y
+        return self.norm(total) * scale
+
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def made(cls, dtype=torch.float32):
+    torch.manual_seed(2)
+    return cls().to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_branch_on_the_type_and_the_values(dtype, is_finite):
+    layer, x = made(Clamped, dtype), drawn(2, 3, COLUMNS, dtype=dtype)
+    if not is_finite:
+        layer.norm.bias.data[3] = torch.inf
+    with torch.no_grad():
+        want = layer(x)
+        assert "add, layernorm; with norm" in str(fuse(layer))
+        assert operators(lambda: layer(x)) == ["region"]
+        torch.testing.assert_close(layer(x), want)
+        assert want.isfinite().all() == (is_finite or dtype is torch.float16)
+
+
+def test_a_branch_on_the_rank_and_keywords_that_are_not_there():
+    layer, own = made(Squeezed), made(Squeezed)
+    assert "add, layernorm" in str(fuse(layer))
+    for shape in ((2, 3, COLUMNS), (2, 1, 3, COLUMNS)):
+        x = drawn(*shape)
+        with torch.no_grad():
+            assert operators(lambda x=x: layer(x)) == ["region"]
+            torch.testing.assert_close(layer(x), own(x))
+    x = drawn(2, 3, COLUMNS)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, {"gligen": drawn(COLUMNS)}), own(x, {"gligen": drawn(COLUMNS)}))
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            layer(x, {"scale": 2})
+
+
+@pytest.mark.parametrize("shape", [(2, 3, COLUMNS), (2, 7, COLUMNS), (3, 7, COLUMNS)])
+def test_branches_that_assign_several_variables(shape):
+    layer, own, x = made(TwoVariables), made(TwoVariables), drawn(*shape)
+    assert "add, mul; with norm" in str(fuse(layer))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), own(x))
+    for one in (layer, own):
+        (made_of := one(x)).mul(drawn(*made_of.shape)).sum().backward()
+    torch.testing.assert_close(layer.linear.weight.grad, own.linear.weight.grad)
+
+
+def test_within_torch_compile():
+    layer, x = made(Clamped), drawn(2, 3, COLUMNS)
+    want = layer(x)
+    fuse(layer)
+    torch.testing.assert_close(torch.compile(layer, backend="eager")(x), want)
+
+
+def _of_the_module(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        y = y * self.most
+    return self.norm(x + y)
+
+
+def _in_place(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        y = y.mul_(2)
+    return self.norm(x + y)
+
+
+def _with_a_call(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        LOGGER.warning("large")
+    return self.norm(x + y)
+
+
+def _returns(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        return y
+    return self.norm(x + y)
+
+
+def _reads_what_may_not_be_there(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        z = y * 2
+    return self.norm(x + z)
+
+
+def _of_an_outer_variable(factor):
+    def forward(self, x):
+        y = self.linear(x)
+        if y.shape[0] > 2:
+            y = y * factor
+        return self.norm(x + y)
+
+    return forward
+
+
+def _inner(**named):
+    return named.pop("scale", None)
+
+
+def _pops_from_keywords(self, x, **named):
+    y = self.linear(x)
+    if _inner(**named) is not None:
+        y = y * 2
+    return self.norm(x + y)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [_of_the_module, _in_place, _with_a_call, _returns, _reads_what_may_not_be_there, _of_an_outer_variable(3.0)],
+)
+def test_other_branches_are_left(forward):
+    layer = made(type("Other", (Layer,), {"forward": forward}))
+    own = copy.deepcopy(layer)
+    assert "add, layernorm" not in str(fuse(layer))
+    for shape in ((2, 3, COLUMNS), (4, 3, COLUMNS)):
+        with torch.no_grad():
+            try:
+                want = own(drawn(*shape))
+            except UnboundLocalError:
+                with pytest.raises(UnboundLocalError):
+                    layer(drawn(*shape))
+                continue
+            torch.testing.assert_close(layer(drawn(*shape)), want)
+
+
+def test_keywords_that_are_passed_on_are_not_known():
+    layer, x = made(type("Other", (Layer,), {"forward": _pops_from_keywords})), drawn(2, 3, COLUMNS)
+    own = copy.deepcopy(layer)
+    fuse(layer)
+    with torch.no_grad():
+        for named in ({}, {"scale": 2}):
+            torch.testing.assert_close(layer(x, **named), own(x, **named))
+
+
+def test_an_activation_is_looked_up_in_each_call(monkeypatch):
+    def forward(self, x):
+        y = self.linear(x)
+        if y.shape[0] > 1:
+            y = F.relu(y)
+        return self.norm(x + y)
+
+    layer, x = made(type("Other", (Layer,), {"forward": forward})), drawn(2, 3, COLUMNS)
+    own = copy.deepcopy(layer)
+    assert "add, layernorm" in str(fuse(layer))
+    monkeypatch.setattr(F, "relu", torch.nn.functional.gelu)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), own(x))
