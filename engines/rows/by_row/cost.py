@@ -27,7 +27,7 @@ _CACHED, _SMALL = 1 << 20, 6 << 20
 _BYTES = 32.0  # bytes that memory moves for an SM in a nanosecond, to which all other times are relative
 _CTA_AT_LEAST, _CTA = 80.0, 2.2  # to start a CTA: if nothing else takes as long, and in any case
 _LONE = 0.6  # share of a row that an SM does alone, if there are fewer rows than SMs
-_SERVED = 0.77  # for the L1 to serve a line to a warp; measured where rows are read with a weight for each head
+_SERVED = 0.77  # for the L1 to serve a line to a warp: one kernel of qk-norm-nvidia-h200.json, 32768x32x8
 _MESSAGE = 0.125  # of a thread to another CTA of its cluster, in each reduction
 # Instructions, by the bits of the narrowest output: a thread's overhead as a number of elements; time of an element.
 _INSTRUCTIONS = {4: (2.4, 0.1325), 8: (4.8, 0.070625), 32: (3.5, 0.0875)}

@@ -37,6 +37,12 @@ _OPERATIONS = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+_IN_PLACE = {
+    ast.Add: operator.iadd,
+    ast.Sub: operator.isub,
+    ast.Mult: operator.imul,
+    ast.Div: operator.itruediv,
+}
 _COMPARED = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -119,6 +125,10 @@ class _Frame:
                 case ast.AnnAssign(target=ast.Name()):
                     if statement.value is not None:
                         self.assign(statement.target, self.value(statement.value))
+                case ast.AugAssign(target=ast.Name(id=name)) if type(statement.op) in _IN_PLACE:
+                    held = self.value(ast.copy_location(ast.Name(name, ast.Load()), statement))
+                    value = self.changed(statement, held, self.value(statement.value))
+                    self.assign(statement.target, value)
                 case ast.Expr():
                     self.value(statement.value)
                 case ast.If():
@@ -140,6 +150,17 @@ class _Frame:
                 case _:
                     raise self.declined(statement, f"is {type(statement).__name__}")
         return None
+
+    def changed(self, statement: ast.AugAssign, held: object, value: object) -> object:
+        """What a variable holds after ``+=`` and others. A tensor is changed in place, for all that hold it."""
+        if isinstance(held, self.domain.symbols):
+            try:
+                return self.domain.change(_IN_PLACE[type(statement.op)], held, value)
+            except ForwardDeclined as why:
+                raise self.declined(statement, str(why)) from None
+        if isinstance(value, self.domain.symbols) or not is_plain(held) or not is_plain(value):
+            raise self.declined(statement, "is AugAssign")
+        return _OPERATIONS[type(statement.op)](held, value)
 
     def branch(self, statement: ast.If) -> bool:
         """True if a branch that is decided in each call was recorded as one call, of a function with this statement.

@@ -118,6 +118,10 @@ class Domain:
         """True if a value was written to a part of a symbol, which then has another value."""
         return False
 
+    def change(self, function: Callable[..., object], symbol: object, value: object) -> object:
+        """Symbol of what an operation in place returns."""
+        raise ForwardDeclined("is AugAssign")
+
     def item(self, child: Child, index: int) -> Child:
         """Module at an index of a list of modules."""
         raise ForwardDeclined("reads a module of several")

@@ -147,7 +147,7 @@ def _is_of_two(node: Node) -> bool:
 
 def _is_sum(node: Node) -> bool:
     """True for the sum of two tensors. In other binary operations the second operand may not have all rows."""
-    return is_op(node, "add", "sub") is not None and _is_of_two(node)
+    return is_op(node, "add", "sub") is not None and _is_of_two(node) and not writes(node)
 
 
 def _is_of_one(node: Node) -> bool:

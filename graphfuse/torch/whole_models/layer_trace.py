@@ -118,6 +118,10 @@ class _ProxyDomain(Domain):
             self.tracer.graph.erase_node(empty)
         return True
 
+    def change(self, function: Callable[..., object], symbol: Proxy, value: object) -> object:
+        _passed([value])
+        return self.tracer.create_proxy("call_function", function, (symbol, value), {})
+
     def check_filled(self) -> None:
         """Raises ForwardDeclined if only a part of a tensor was written."""
         if self._filled:
