@@ -284,3 +284,21 @@ def test_a_sum_in_place_is_no_new_tensor():
     fuse(layer)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), own(x))
+
+
+class MorePositions(Layer):
+    """As HunyuanVideo's blocks."""
+
+    def forward(self, x, scale=None, *args, **kwargs):
+        y = self.linear(x) if scale is None else self.linear(x + 1)
+        total = x + y
+        return self.norm(total) + len(args)
+
+
+def test_more_positions_run_the_own_forward():
+    layer, own, x = made(MorePositions), made(MorePositions), drawn(2, 3, COLUMNS)
+    assert "add, layernorm" in str(fuse(layer))
+    with torch.no_grad():
+        for given in ((x,), (x, None), (x, 2.0), (x, None, 1, 2)):
+            torch.testing.assert_close(layer(*given), own(*given))
+        torch.testing.assert_close(layer(x, other=3), own(x, other=3))

@@ -287,7 +287,7 @@ def _by_arguments(own: FunctionType, variants: Sequence[tuple[Sequence[str], Fun
     for p in inspect.signature(own).parameters.values():
         if p.default is not p.empty:
             names[f"_default_{p.name}"] = p.default
-        star = "**" if p.kind is p.VAR_KEYWORD else ""
+        star = {p.VAR_KEYWORD: "**", p.VAR_POSITIONAL: "*"}.get(p.kind, "")
         given.append(f"{star}{p.name}" + (f"=_default_{p.name}" if p.default is not p.empty else ""))
     lines = [f"if {' and '.join(conditions)}: return {n}" for n, (conditions, _) in enumerate(variants)]
     choose, functions = (

@@ -221,8 +221,8 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
     """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. assumed:
-    assumptions about its arguments. ranked: arguments whose rank it reads. alone: name of the `**` parameter, if that
-    must be empty."""
+    assumptions about its arguments. ranked: arguments whose rank it reads. alone: names of the `*` parameter, and of the
+    `**` parameter if that must be empty."""
 
     graph: Graph
     reads: tuple[Read, ...]
@@ -244,10 +244,12 @@ class LayerTrace:
 def _trace(layer: torch.nn.Module, own: FunctionType, assumed: ArgumentAssumptions) -> LayerTrace:
     tracer = Tracer()
     tracer.root, tracer.graph = layer, Graph()
-    domain, given, rest = _ProxyDomain(layer, tracer, assumed), [], {}
+    domain, given, rest, alone = _ProxyDomain(layer, tracer, assumed), [], {}, []
     domain.record(SELF, ("__class__", "forward"), type(layer).forward)
     for p in list(inspect.signature(own).parameters.values())[1:]:
-        if p.kind is p.VAR_KEYWORD:
+        if p.kind is p.VAR_POSITIONAL:
+            alone.append(p.name)
+        elif p.kind is p.VAR_KEYWORD:
             rest[p.name] = tracer.create_proxy("placeholder", f"**{p.name}", (), {})
         elif p.kind is p.POSITIONAL_OR_KEYWORD and (p.default is p.empty or is_plain(p.default)):
             default = () if p.default is p.empty else (p.default,)
@@ -264,8 +266,8 @@ def _trace(layer: torch.nn.Module, own: FunctionType, assumed: ArgumentAssumptio
         if isinstance(error, ForwardDeclined) and domain.undecided:
             raise _Undecided(why_left(error), domain.undecided) from error
         raise ForwardDeclined(why_left(error)) from error
-    alone = tuple(rest) if domain.is_alone else ()
-    return LayerTrace(tracer.graph, tuple(domain.reads.values()), assumed, tuple(domain.ranked), alone)
+    alone += rest if domain.is_alone else ()
+    return LayerTrace(tracer.graph, tuple(domain.reads.values()), assumed, tuple(domain.ranked), tuple(alone))
 
 
 def traces(
