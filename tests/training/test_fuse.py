@@ -38,7 +38,7 @@ class Branching(Layer):
         residual = x
         x = self.mixer(self.before(x))
         if scale:
-            x = x * scale
+            return x * scale
         x = residual + x
         return x + self.mlp(self.after(x))
 

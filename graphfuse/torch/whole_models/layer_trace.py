@@ -221,8 +221,8 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
     """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. assumed:
-    assumptions about its arguments. ranked: arguments whose rank it reads. alone: names of the `*` parameter, and of the
-    `**` parameter if that must be empty."""
+    assumptions about its arguments. ranked: arguments whose rank it reads. alone: name of the `*` parameter, and that of
+    the `**` parameter if that must be empty."""
 
     graph: Graph
     reads: tuple[Read, ...]
