@@ -302,3 +302,210 @@ def test_more_positions_run_the_own_forward():
         for given in ((x,), (x, None), (x, 2.0), (x, None, 1, 2)):
             torch.testing.assert_close(layer(*given), own(*given))
         torch.testing.assert_close(layer(x, other=3), own(x, other=3))
+
+
+class Scaled(Layer):
+    __private = 3.0
+
+    def scaled(self, y):
+        return y * 3
+
+    def forward(self, x):
+        raise NotImplementedError
+
+
+class OfSuper(Scaled):
+    def forward(self, x):
+        y = self.linear(x)
+        if y.shape[0] > 2:
+            y = super().scaled(y)
+        return self.norm(x + y)
+
+
+class OfAPrivateName(Layer):
+    __scale = 3.0
+
+    def forward(self, x):
+        y = self.linear(x)
+        if y.shape[0] > 2:
+            y = y * OfAPrivateName.__scale
+        return self.norm(x + y)
+
+
+def _shape_in_a_variable(self, x):
+    y = self.linear(x)
+    shape = y.shape
+    if shape[0] > 2:
+        y = y * 2
+    return self.norm(x + y.reshape(shape))
+
+
+def _shape_as_an_argument(self, x):
+    y = self.linear(x)
+    y = _doubled(y.shape, y)
+    return self.norm(x + y)
+
+
+def _doubled(shape, y):
+    if shape[0] > 2:
+        y = y * 2
+    return y
+
+
+def _name_of_an_earlier_branch(self, x):
+    y = self.linear(x)
+    if y.shape[0] > 2:
+        scale = 2.0
+        y = y * scale
+    if y.shape[0] > 2:
+        scale = scale + 1
+        y = y * scale
+    return self.norm(x + y)
+
+
+def _dictionary_of_two_calls(self, x):
+    cache = {}
+    y = _filled(self.linear(x), cache)
+    y = _filled(y, cache)
+    return self.norm(x + y) + len(cache)
+
+
+def _list_of_two_calls(self, x):
+    cache = []
+    y = _appended(self.linear(x), cache)
+    y = _appended(y, cache)
+    return self.norm(x + y) + len(cache)
+
+
+def _filled(y, cache):
+    for _ in range(1):
+        cache[len(cache)] = y
+    return y + len(cache)
+
+
+def _appended(y, cache):
+    for _ in range(1):
+        cache.append(y)
+    return y + len(cache)
+
+
+def _flag(self, x):
+    y, flag = self.linear(x), True
+    if y.shape[0] > 2:
+        flag = False
+    if flag is True:
+        y = y * 2
+    return self.norm(x + y)
+
+
+def _tensor_or_number(self, x):
+    y, s = self.linear(x), 1.0
+    if y.shape[0] > 2:
+        s = y[:1]
+    if torch.is_tensor(s):
+        y = y + 1
+    return self.norm(x + y)
+
+
+def _list_that_is_changed(self, x):
+    y, dims, last = self.linear(x), [0, 1], 0
+    if y.shape[0] > 2:
+        last = dims.pop()
+    return self.norm(x + y).sum(dims) + last
+
+
+def _variables_by_name(self, x):
+    y, gate = self.linear(x), 3.0
+    if y.shape[0] > 2:
+        y = y * locals().get("gate", 1.0) * gate
+    return self.norm(x + y)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        OfSuper,
+        OfAPrivateName,
+        *(
+            type("Other", (Layer,), {"forward": forward})
+            for forward in (
+                _shape_in_a_variable,
+                _shape_as_an_argument,
+                _name_of_an_earlier_branch,
+                _dictionary_of_two_calls,
+                _list_of_two_calls,
+                _flag,
+                _tensor_or_number,
+                _list_that_is_changed,
+                _variables_by_name,
+            )
+        ),
+    ],
+)
+def test_what_a_branch_may_not_lose(cls):
+    layer = made(cls)
+    own = copy.deepcopy(layer)
+    fuse(layer)
+    for rows in (4, 2):
+        x = drawn(rows, 3, COLUMNS)
+        with torch.no_grad():
+            try:
+                want = own(x)
+            except UnboundLocalError:
+                with pytest.raises(UnboundLocalError):
+                    layer(x)
+            else:
+                torch.testing.assert_close(layer(x), want)
+
+
+def _unpacks_later(self, pair):
+    if len(pair) > 2:
+        pair = pair[:2]
+    a, b = pair
+    return self.norm(a + self.linear(b))
+
+
+def _unpacks_after_a_branch(self, pair):
+    count = 0
+    if len(pair) > 2:
+        count = pair.pop()
+    a, b = pair
+    return self.norm(a + self.linear(b)) + count
+
+
+@pytest.mark.parametrize("forward", [_unpacks_later, _unpacks_after_a_branch])
+def test_arguments_that_a_branch_changes(forward):
+    layer = made(type("Other", (Layer,), {"forward": forward}))
+    own = copy.deepcopy(layer)
+    fuse(layer)
+    a, b = drawn(2, 3, COLUMNS), drawn(2, 3, COLUMNS) + 1
+    with torch.no_grad():
+        for more in ([], [2.0]):
+            torch.testing.assert_close(layer([a, b, *more]), own([a, b, *more]))
+
+
+class OfRanks(Layer):
+    def forward(self, x):
+        total = x + self.linear(x)
+        if x.ndim == 4:
+            total = total.flatten(1, 2)
+        return self.norm(total)
+
+
+def test_a_rank_is_assumed_before_it_is_a_branch():
+    layer, own = made(OfRanks), made(OfRanks)
+    assert "add, layernorm; with norm" in str(fuse(layer))
+    with torch.no_grad():
+        for shape in ((2, 3, COLUMNS), (2, 1, 3, COLUMNS)):
+            torch.testing.assert_close(layer(drawn(*shape)), own(drawn(*shape)))
+
+
+def test_the_report_says_why_a_sum_is_left():
+    def forward(self, x):
+        y = x + self.linear(x)
+        if y.dtype == torch.float16:
+            y = torch.clamp(y, -1, 1)
+        return self.norm(y)
+
+    report = fuse(made(type("Other", (Layer,), {"forward": forward})))
+    assert [e.why for e in report.left] == ["a residual sum, which a branch reads that each call decides"]

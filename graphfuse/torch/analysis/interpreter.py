@@ -21,7 +21,7 @@ from graphfuse.base.wording import with_article
 from graphfuse.torch.analysis import branches
 from graphfuse.torch.analysis.reads import SELF, is_plain
 from graphfuse.torch.analysis.source import syntax_tree
-from graphfuse.torch.analysis.symbols import Activation, Child, Domain, ForwardDeclined, Named, TensorMethod
+from graphfuse.torch.analysis.symbols import Activation, Child, Domain, ForwardDeclined, Named, NewDict, TensorMethod
 
 _DEPTH = 8
 _FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -95,15 +95,19 @@ def _run_function(
     known = {
         n: v for n, v in bound.arguments.items() if n in given or n in empty or is_plain(v) and isinstance(v, Hashable)
     }
-    frame = _Frame(domain, function, known | rest, depth)
+    frame = _Frame(domain, function, {n: domain.bound(v) for n, v in known.items()} | rest, depth)
     if isinstance(tree, ast.Lambda):
         return frame.value(tree.body)
     returned = frame.block(tree.body)
     return returned[0] if returned else None
 
 
-class _NewDict(dict):
-    """A dictionary that the function has made, so that all of its content is known."""
+def _is_fixed(value: object) -> bool:
+    """True for a value that cannot be changed in place."""
+    try:
+        return hash(value) is not None
+    except TypeError:
+        return False
 
 
 class _Frame:
@@ -166,10 +170,13 @@ class _Frame:
         """True if a branch that is decided in each call was recorded as one call, of a function with this statement.
 
         It may assign to variables alone, and read neither the module nor variables of outer functions."""
-        found = branches.found(statement, self.function.__code__, self.variables)
-        if found is None or not all(isinstance(v, self.domain.symbols) or is_plain(v) for v in found.given.values()):
+        code = self.function.__code__
+        found = branches.found(statement, code, self.variables)
+        if found is None or any(self.domain.has_assumed_rank(found.given[name]) for name in found.ranked):
             return False
-        function = found.function(self.function.__globals__)
+        if not all(isinstance(v, self.domain.symbols) or is_plain(v) and _is_fixed(v) for v in found.given.values()):
+            return False
+        function = found.function(self.function.__globals__, code.co_filename)
         values = self.domain.branch(function, [*found.given.values()], len(found.made))
         if values is not None:
             self.variables |= dict(zip(found.made, values, strict=True))
@@ -192,7 +199,7 @@ class _Frame:
         if isinstance(target, ast.Name):
             if target.id not in self.function.__code__.co_varnames + self.function.__code__.co_cellvars:
                 raise self.declined(target, f"assigns to {target.id}, which is not its own")
-            self.variables[target.id] = value
+            self.variables[target.id] = self.domain.bound(value)
         elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, (tuple, list, self.domain.symbols)):
             places = target.elts
             starred = next((i for i, t in enumerate(places) if isinstance(t, ast.Starred)), None)
@@ -249,7 +256,7 @@ class _Frame:
     def _dict(self, node: ast.Dict) -> object:
         if node.keys:
             raise self.declined(node, "has Dict")
-        return _NewDict()
+        return NewDict()
 
     def _constant(self, node: ast.Constant) -> object:
         return node.value
@@ -353,8 +360,10 @@ class _Frame:
                 self.domain.record(SELF, (a.name, "__class__"), type(self.domain.module.get_submodule(a.name)))
                 return isinstance(kind, ast.IsNot)
             if isinstance(a, self.domain.symbols):
+                if b is not None:
+                    a = self.settled(node, a)
                 with self.at(node):
-                    return (b is None and self.domain.is_none(a)) is isinstance(kind, ast.Is)
+                    return self.domain.is_none(a) is isinstance(kind, ast.Is)
         a, b = self.settled(node, a), self.settled(node, b)
         if not (is_plain(a) and is_plain(b)):
             raise self.declined(node, f"compares {ast.unparse(node)}")
@@ -415,7 +424,7 @@ class _Frame:
             found = vars(child).get(name, self)
             if is_plain(found) and not hasattr(type(inspect.getattr_static(type(child), name, None)), "__set__"):
                 return self.read(node, SELF, (*value.name.split("."), name), found)
-        if isinstance(value, _NewDict) and name in ("copy", "get", "pop"):
+        if isinstance(value, NewDict) and name in ("copy", "get", "pop"):
             return getattr(value, name)
         if not isinstance(value, Named):
             raise self.declined(node, f"reads {ast.unparse(node)}")
@@ -490,9 +499,11 @@ class _Frame:
             return self.compute(node, function, args, named)
         if isinstance(function, FunctionType):  # defined within the function
             return self.call(function, args, named)
-        if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, _NewDict):
-            made = function(*args, **named)
-            return _NewDict(made) if function.__name__ == "copy" else made
+        if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, NewDict):
+            if named or not all(isinstance(key, str) for key in args[:1]):
+                raise self.declined(node, f"calls {ast.unparse(node)}")
+            made = function(*args)
+            return NewDict(made) if function.__name__ == "copy" else made
         if isinstance(function, Activation):
             if function.cls in _ACTIVATIONS:
                 return self.compute(node, _ACTIVATIONS[function.cls], args, named)

@@ -47,6 +47,10 @@ class Child:
     name: str
 
 
+class NewDict(dict):
+    """A dictionary that the function has made, so that all of its content is known."""
+
+
 UNTRACED = "its forward cannot be traced"
 """Beginning of the reason for a forward that raises an error of its own in a trace."""
 
@@ -131,6 +135,14 @@ class Domain:
     ) -> object:
         """Result of a plain function. run: runs it in the interpreter, and raises an error if that is not possible."""
         return run()
+
+    def bound(self, value: object) -> object:
+        """A value as a variable holds it."""
+        return value
+
+    def has_assumed_rank(self, value: object) -> bool:
+        """True for a symbol whose rank a run may assume."""
+        return False
 
     def attempt(self, run: Callable[..., object], *args: object) -> object:
         """Result of a function of the interpreter. If it raises an error, nothing that it did is recorded."""

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from graphfuse.runtime.fastcall import text, written
-from graphfuse.torch.analysis import inductor
+from graphfuse.torch.analysis import branches, inductor
 from graphfuse.torch.analysis.meaning import PARTS, called_name, is_op, writes
 from graphfuse.torch.analysis.reads import is_plain, watched
 from graphfuse.torch.analysis.source import syntax_tree
@@ -252,6 +252,8 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
     """The reason why a sum is not one kernel with its norm; "" if it has no norm."""
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
+        if any(getattr(user.target, "__name__", "") == branches.NAME for user in total.users):
+            return "a residual sum, which a branch reads that each call decides"
         is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
         return "the returned sum, whose norm is in another module" if is_returned else ""
     between = next(node for node in _backwards(norm) if node.op != "get_attr")

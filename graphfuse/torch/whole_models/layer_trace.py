@@ -10,11 +10,12 @@ from types import FunctionType
 
 import torch
 from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx.proxy import Attribute
 
 from graphfuse.torch.analysis import interpreter
 from graphfuse.torch.analysis.meaning import column_of_pairs, name_of
 from graphfuse.torch.analysis.reads import SELF, Read, is_plain
-from graphfuse.torch.analysis.symbols import Child, Domain, ForwardDeclined, Named, TensorMethod, why_left
+from graphfuse.torch.analysis.symbols import Child, Domain, ForwardDeclined, Named, NewDict, TensorMethod, why_left
 
 REST = "_graphfuse_rest"
 """Keyword that represents `**` of a mapping in the calls of a trace."""
@@ -55,6 +56,7 @@ class _ProxyDomain(Domain):
         self.undecided, self.is_alone = "", False
         self._filled = dict[Node, dict[int, Proxy]]()
         self._parts = dict[tuple[Node, int], Sequence[object]]()
+        self._branched, self._is_attempt = set[Node](), False
 
     def member(self, name: str, tensor: torch.Tensor) -> object:
         return self.tracer.create_proxy("get_attr", name, (), {})
@@ -81,14 +83,17 @@ class _ProxyDomain(Domain):
         given = _passed([*args, *named.values()])
         if not isinstance(function, Proxy) and not any(isinstance(v, Proxy) for v in given):
             raise ForwardDeclined("is not known to do the same each time")
-        return function(*args, **named)
+        made = function(*args, **named)
+        if not isinstance(made, Proxy):  # it did not ask torch.fx, as torch.is_tensor does not
+            raise ForwardDeclined("is not known to do the same each time")
+        return made
 
     def call_child(self, child: Child, args: Sequence[object], named: Mapping[str, object]) -> object:
         _passed([*args, *named.values()])
         return self.tracer.create_proxy("call_module", child.name, tuple(args), dict(named))
 
     def unpack(self, symbol: object, count: int) -> Sequence[object]:
-        if symbol.node.op != "placeholder":
+        if symbol.node.op != "placeholder" or symbol.node in self._branched:
             return self._unpacked(symbol, count)
         # Unpacked once, at the start, so that it does not separate nodes of one kernel.
         first = next((node for node in self.tracer.graph.nodes if node.op != "placeholder"), None)
@@ -105,7 +110,13 @@ class _ProxyDomain(Domain):
         """True if every second column of an empty tensor is written. The others must be written, too, before any
         read."""
         empty, number = symbol.node, column_of_pairs(index)
-        if empty.target is not torch.empty_like or len(empty.args) != 1 or empty.kwargs or empty.users:
+        if (
+            self._is_attempt
+            or empty.target is not torch.empty_like
+            or len(empty.args) != 1
+            or empty.kwargs
+            or empty.users
+        ):
             return False
         columns = self._filled.setdefault(empty, {})
         if number is None or number in columns or not isinstance(value, Proxy):
@@ -154,6 +165,7 @@ class _ProxyDomain(Domain):
 
     def attempt(self, run: Callable[..., object], *args: object) -> object:
         nodes, reads, parts = {*self.tracer.graph.nodes}, {*self.reads}, dict(self._parts)
+        before, self._is_attempt = self._is_attempt, True
         try:
             return run(*args)
         except Exception:
@@ -162,10 +174,21 @@ class _ProxyDomain(Domain):
             self.reads = {key: read for key, read in self.reads.items() if key in reads}
             self._parts = parts
             raise
+        finally:
+            self._is_attempt = before
+
+    def bound(self, value: object) -> object:
+        if isinstance(value, Attribute) and not callable(getattr(torch.Tensor, value.attr, None)):
+            value.node  # noqa: B018 - made at its first use, which an attempt may take back
+        return value
+
+    def has_assumed_rank(self, value: object) -> bool:
+        return isinstance(value, Proxy) and value.node.op == "placeholder" and not self.assumed.rank
 
     def branch(self, function: FunctionType, args: Sequence[object], count: int) -> Sequence[object] | None:
         if self.undecided or any(isinstance(v, Proxy) and str(v.node.target).startswith("**") for v in args):
             return None
+        self._branched |= {v.node for v in args if isinstance(v, Proxy)}
         made = self.tracer.create_proxy("call_function", function, tuple(args), {})
         return [made[i] for i in range(count)]
 
@@ -190,9 +213,11 @@ def _passed(values: Sequence[object]) -> Sequence[object]:
     """Arguments of an operation or a module, with nested sequences flattened."""
     found: list[object] = []
     for v in values:
+        if isinstance(v, list) and not v:
+            raise ForwardDeclined("is given a list that it may fill")
         if isinstance(v, tuple | list):
             found += _passed(v)
-        elif isinstance(v, Named | TensorMethod | Child):
+        elif isinstance(v, Named | TensorMethod | Child | NewDict):
             raise ForwardDeclined("is given something that is no tensor and no number")
         else:
             found.append(v)
@@ -221,8 +246,8 @@ def parts_of(values: Sequence[object], count: int) -> tuple[object, ...]:
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
     """Trace of a layer's forward. graph: its modules are nodes. reads: everything read besides its arguments. assumed:
-    assumptions about its arguments. ranked: arguments whose rank it reads. alone: name of the `*` parameter, and that of
-    the `**` parameter if that must be empty."""
+    assumptions about its arguments. ranked: arguments whose rank it reads. alone: names of the `*` parameter and of the
+    `**` parameter, if these must be empty."""
 
     graph: Graph
     reads: tuple[Read, ...]
