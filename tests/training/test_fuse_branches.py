@@ -507,5 +507,16 @@ def test_the_report_says_why_a_sum_is_left():
             y = torch.clamp(y, -1, 1)
         return self.norm(y)
 
-    report = fuse(made(type("Other", (Layer,), {"forward": forward})))
-    assert [e.why for e in report.left] == ["a residual sum, which a branch reads that each call decides"]
+    def between(self, x):
+        y = self.linear(x)
+        total, scale = x + y, 1
+        if y.dtype == torch.float16:
+            scale = y * 2
+        return self.norm(total) * scale
+
+    for own, why in (
+        (forward, "a residual sum, which a branch reads that each call decides"),
+        (between, "a branch comes between a residual sum and norm"),
+    ):
+        report = fuse(made(type("Other", (Layer,), {"forward": own})))
+        assert [e.why for e in report.left] == [why]

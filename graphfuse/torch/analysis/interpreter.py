@@ -156,7 +156,7 @@ class _Frame:
         return None
 
     def changed(self, statement: ast.AugAssign, held: object, value: object) -> object:
-        """What a variable holds after ``+=`` and others. A tensor is changed in place, for all that hold it."""
+        """The value of a variable after ``+=`` and others. A tensor is changed in place, for all that hold it."""
         if isinstance(held, self.domain.symbols):
             try:
                 return self.domain.change(_IN_PLACE[type(statement.op)], held, value)

@@ -252,14 +252,21 @@ def _why_kept(total: Node, norms: Mapping[str, FusedCalls], whys: Mapping[Node, 
     """The reason why a sum is not one kernel with its norm; "" if it has no norm."""
     norm = next((u for u in total.users if u.target in norms and u.all_input_nodes == [total]), None)
     if norm is None:
-        if any(getattr(user.target, "__name__", "") == branches.NAME for user in total.users):
+        if any(map(_is_branch, total.users)):
             return "a residual sum, which a branch reads that each call decides"
         is_returned = any(user.op == "output" for user in _beneath_casts(total).users)
         return "the returned sum, whose norm is in another module" if is_returned else ""
     between = next(node for node in _backwards(norm) if node.op != "get_attr")
     if between is not total:
-        return f"{inductor.title(between)} comes between a residual sum and {norm.target}"
+        is_of_branch = any(map(_is_branch, (between, *between.all_input_nodes)))
+        title = "a branch" if is_of_branch else inductor.title(between)
+        return f"{title} comes between a residual sum and {norm.target}"
     return f"a residual sum and {norm.target}: {whys.get(total, 'no kernel computes them')}"
+
+
+def _is_branch(node: Node) -> bool:
+    """True for a branch that each call decides."""
+    return getattr(node.target, "__name__", "") == branches.NAME
 
 
 def _backwards(node: Node) -> Iterator[Node]:
