@@ -342,6 +342,20 @@ def test_operators_run_outside_of_the_mode():
     assert seen == [0, 0, 2, 0]
 
 
+def test_convolutions_in_groups_are_products(monkeypatch):
+    ran = []
+    for name in ("outer_product", "group_products"):
+        own = getattr(spatial, name)
+        monkeypatch.setattr(spatial, name, lambda *given, name=name, own=own: ran.append(name) or own(*given))
+    with torch.no_grad(), LayoutMode():
+        functional.conv_transpose3d(LAST, KERNEL, None, (2, 2, 2), groups=16)
+        functional.conv_transpose2d(LAST[:, :, 0], KERNEL[:, :, 0], None, 2, 0, 0, 16)
+        functional.conv3d(LAST, PIXELS, groups=4)
+        images = LAST[:, :, 0].contiguous(memory_format=torch.channels_last)
+        functional.conv2d(images, PIXELS[..., 0], stride=[1, 1], groups=4)
+    assert ran == ["outer_product", "outer_product", "group_products", "group_products"]
+
+
 def test_a_view_is_a_view():
     y = torch.zeros(4, 4, 4, 2, 2, 1).permute(0, 1, 4, 5, 2, 3)
     with torch.no_grad(), LayoutMode():

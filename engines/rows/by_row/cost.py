@@ -112,18 +112,19 @@ def cost(split: ByRowSplit, device: Device) -> Callable[[ByRowKnobs], float]:
     block = max(program.block_sizes, default=0)
     whole, again = (facts.columns * (sum(read) * times + sum(written)) / 8 for times in (1, phases))
 
-    in_rows = (*program.read_whole, *program.written_whole)
     has_read_again = any(_rows(facts, view) < facts.rows for view in program.read_whole)
-    from_memory = sum(view.dtype.nbytes(facts.columns) * _rows(facts, view) for view in in_rows) / max(1, facts.rows)
 
     @cache
     def served(threads: int, piece: int) -> float:
         """Nanoseconds that the L1 needs for a row beyond those of memory, where it has rows that others read, too."""
         if not has_read_again:
             return 0.0
-        widths = ((view, min(_ACCESS, view.dtype.nbytes(piece)) * threads) for view in in_rows)
-        lines = sum(view.dtype.nbytes(facts.columns) / min(_LINE, width) for view, width in widths)
-        return max(0.0, _SERVED * lines - from_memory / _BYTES)
+        lines = moved = 0.0
+        for view in (*program.read_whole, *program.written_whole):
+            row, together = view.dtype.nbytes(facts.columns), threads * min(_ACCESS, view.dtype.nbytes(piece))
+            lines += row / min(_LINE, together)
+            moved += row * _rows(facts, view) / facts.rows
+        return max(0.0, _SERVED * lines - moved / _BYTES)
 
     @cache
     def read_per_used(threads: int, piece: int) -> float:

@@ -11,50 +11,20 @@ import builtins
 import inspect
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
 
 import torch
 
 from graphfuse.base.wording import with_article
-from graphfuse.torch.analysis import branches
+from graphfuse.torch.analysis import branches, kinds, python_operators
 from graphfuse.torch.analysis.reads import SELF, is_plain
 from graphfuse.torch.analysis.source import syntax_tree
 from graphfuse.torch.analysis.symbols import Activation, Child, Domain, ForwardDeclined, Named, NewDict, TensorMethod
 
 _DEPTH = 8
 _FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_OPERATIONS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.MatMult: operator.matmul,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
-_IN_PLACE = {
-    ast.Add: operator.iadd,
-    ast.Sub: operator.isub,
-    ast.Mult: operator.imul,
-    ast.Div: operator.itruediv,
-}
-_COMPARED = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}
 _ACTIVATIONS = {torch.nn.SiLU: torch.nn.functional.silu, torch.nn.Sigmoid: torch.sigmoid}
 _OF_NUMBERS = frozenset(
     {len, int, float, bool, str, abs, min, max, any, all, *(f for f in vars(math).values() if callable(f))}
@@ -92,22 +62,12 @@ def _run_function(
     bound.apply_defaults()
     empty = [p.name for p in bound.signature.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     # A default value that may be changed in place is not known.
-    known = {
-        n: v for n, v in bound.arguments.items() if n in given or n in empty or is_plain(v) and isinstance(v, Hashable)
-    }
+    known = {n: v for n, v in bound.arguments.items() if n in given or n in empty or is_plain(v) and kinds.is_fixed(v)}
     frame = _Frame(domain, function, {n: domain.bound(v) for n, v in known.items()} | rest, depth)
     if isinstance(tree, ast.Lambda):
         return frame.value(tree.body)
     returned = frame.block(tree.body)
     return returned[0] if returned else None
-
-
-def _is_fixed(value: object) -> bool:
-    """True for a value that cannot be changed in place."""
-    try:
-        return hash(value) is not None
-    except TypeError:
-        return False
 
 
 class _Frame:
@@ -129,7 +89,7 @@ class _Frame:
                 case ast.AnnAssign(target=ast.Name()):
                     if statement.value is not None:
                         self.assign(statement.target, self.value(statement.value))
-                case ast.AugAssign(target=ast.Name(id=name)) if type(statement.op) in _IN_PLACE:
+                case ast.AugAssign(target=ast.Name(id=name)) if type(statement.op) in python_operators.IN_PLACE:
                     held = self.value(ast.copy_location(ast.Name(name, ast.Load()), statement))
                     value = self.changed(statement, held, self.value(statement.value))
                     self.assign(statement.target, value)
@@ -159,12 +119,12 @@ class _Frame:
         """The value of a variable after ``+=`` and others. A tensor is changed in place, for all that hold it."""
         if isinstance(held, self.domain.symbols):
             try:
-                return self.domain.change(_IN_PLACE[type(statement.op)], held, value)
+                return self.domain.change(python_operators.IN_PLACE[type(statement.op)], held, value)
             except ForwardDeclined as why:
                 raise self.declined(statement, str(why)) from None
         if isinstance(value, self.domain.symbols) or not is_plain(held) or not is_plain(value):
             raise self.declined(statement, "is AugAssign")
-        return _OPERATIONS[type(statement.op)](held, value)
+        return python_operators.OPERATIONS[type(statement.op)](held, value)
 
     def branch(self, statement: ast.If) -> bool:
         """True if a branch that is decided in each call was recorded as one call, of a function with this statement.
@@ -172,9 +132,10 @@ class _Frame:
         It may assign to variables alone, and read neither the module nor variables of outer functions."""
         code = self.function.__code__
         found = branches.found(statement, code, self.variables)
-        if found is None or any(self.domain.has_assumed_rank(found.given[name]) for name in found.ranked):
+        if found is None or any(self.domain.may_assume_rank(found.given[name]) for name in found.ranked):
             return False
-        if not all(isinstance(v, self.domain.symbols) or is_plain(v) and _is_fixed(v) for v in found.given.values()):
+        others = (v for v in found.given.values() if not isinstance(v, self.domain.symbols))
+        if not all(is_plain(v) and kinds.is_fixed(v) for v in others):
             return False
         function = found.function(self.function.__globals__, code.co_filename)
         values = self.domain.branch(function, [*found.given.values()], len(found.made))
@@ -323,7 +284,7 @@ class _Frame:
         return self.operate(node, node.operand)
 
     def operate(self, node: ast.BinOp | ast.UnaryOp, *nodes: ast.expr) -> object:
-        function = _OPERATIONS.get(type(node.op))
+        function = python_operators.OPERATIONS.get(type(node.op))
         if function is None:
             raise self.declined(node, f"has {type(node.op).__name__}")
         operands = tuple(map(self.value, nodes))
@@ -367,7 +328,7 @@ class _Frame:
         a, b = self.settled(node, a), self.settled(node, b)
         if not (is_plain(a) and is_plain(b)):
             raise self.declined(node, f"compares {ast.unparse(node)}")
-        return bool(_COMPARED[type(kind)](a, b))
+        return bool(python_operators.COMPARED[type(kind)](a, b))
 
     def _subscript(self, node: ast.Subscript) -> object:
         value, index = self.value(node.value), self.value(node.slice)
@@ -376,7 +337,7 @@ class _Frame:
         if isinstance(value, Child) and type(index) is int:
             with self.at(node):
                 return self.domain.item(value, index)
-        if isinstance(value, Named) and _makes_activations(value.value) and isinstance(index, str):
+        if isinstance(value, Named) and kinds.makes_activations(value.value) and isinstance(index, str):
             made = value.value.get(index)
             if isinstance(made, type) and (made in _ACTIVATIONS or made.__init__ is torch.nn.Module.__init__):
                 self.domain.record(value.root, value.path, value.value)
@@ -408,7 +369,8 @@ class _Frame:
             self.domain.record(root, path, value)
             return value
         is_named = isinstance(value, FunctionType | BuiltinFunctionType | type | ModuleType)
-        if is_named or _makes_activations(value) or self.domain.computes(value) or _called_by(value) is not None:
+        is_called = self.domain.computes(value) or kinds.called_by(value) is not None
+        if is_named or is_called or kinds.makes_activations(value):
             return Named(value, root, path)
         raise self.declined(node, f"reads {ast.unparse(node)}, {with_article(type(value).__name__)}")
 
@@ -437,7 +399,7 @@ class _Frame:
             found = inspect.getattr_static(value.value, name, None)
             if isinstance(found, FunctionType) or is_plain(found):
                 return self.read(node, value.root, path, found)
-        if _called_by(value.value) is not None:
+        if kinds.called_by(value.value) is not None:
             found = vars(value.value).get(name, inspect.getattr_static(type(value.value), name, self))
             if is_plain(found):
                 return self.read(node, value.root, path, found)
@@ -486,7 +448,7 @@ class _Frame:
 
     def _call(self, node: ast.Call) -> object:
         function = self.value(node.func)
-        args = self.items(node.args, _most(function))
+        args = self.items(node.args, kinds.count_of_arguments(function))
         named: dict[str, object] = {}
         for keyword in node.keywords:
             value = self.value(keyword.value)
@@ -520,40 +482,12 @@ class _Frame:
                 args = [self.settled(node, v) for v in args]
                 if all(map(is_plain, args)) or value is len and isinstance(args[0], tuple):
                     return value(*args)
-            elif isinstance(value, FunctionType) and not _is_torchs(value):
+            elif isinstance(value, FunctionType) and not kinds.is_torchs(value):
                 return self.domain.call_plain(value, args, named, lambda: self.call(value, args, named))
-            elif (call := _called_by(value)) is not None:
+            elif (call := kinds.called_by(value)) is not None:
                 self.domain.record(function.root, (*function.path, "__class__", "__call__"), call)
                 return self.call(call, [function, *args], named)
         raise self.declined(node, f"calls {ast.unparse(node.func)}, which is not known to do the same each time")
 
     def call(self, function: FunctionType, args: Sequence[object], named: Mapping[str, object]) -> object:
         return _run_function(self.domain, function, args, self.domain.passed_on(function, named), self.depth + 1)
-
-
-def _called_by(value: object) -> FunctionType | None:
-    """Function that runs if an object is called, for a class with Python's usual attribute lookup; None for any
-    other."""
-    cls = type(value)
-    usual = cls.__getattribute__ is object.__getattribute__ and not hasattr(cls, "__getattr__")
-    found = inspect.getattr_static(cls, "__call__", None)
-    return found if usual and isinstance(found, FunctionType) and not isinstance(value, torch.nn.Module) else None
-
-
-def _most(function: object) -> int | None:
-    """Number of arguments of a function without defaults; None for any other."""
-    value = function.value if isinstance(function, Named) and not function.is_method else function
-    if not isinstance(value, FunctionType):
-        return None
-    code, is_open = value.__code__, inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-    is_fixed = not code.co_flags & is_open and not code.co_kwonlyargcount and not value.__defaults__
-    return code.co_argcount if is_fixed else None
-
-
-def _makes_activations(value: object) -> bool:
-    """True if a value is transformers' table of activations, which makes a new module each time it is indexed."""
-    return type(value).__module__ == "transformers.activations" and isinstance(value, dict)
-
-
-def _is_torchs(function: FunctionType) -> bool:
-    return function.__module__.split(".")[0] == "torch" and "forward" not in function.__qualname__

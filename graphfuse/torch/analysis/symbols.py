@@ -140,7 +140,7 @@ class Domain:
         """A value as a variable holds it."""
         return value
 
-    def has_assumed_rank(self, value: object) -> bool:
+    def may_assume_rank(self, value: object) -> bool:
         """True for a symbol whose rank a run may assume."""
         return False
 

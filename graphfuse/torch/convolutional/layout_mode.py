@@ -17,10 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.runtime import torch_private
-from graphfuse.torch.analysis.set_forward import RUN_ON
-from graphfuse.torch.convolutional import spatial
+from graphfuse.torch.convolutional import group_convolutions, spatial
 from graphfuse.torch.operators.convolution import FORMATS
 
 _SPLIT = 8
@@ -28,8 +26,6 @@ _SPLIT = 8
 part of the channels."""
 _SPLITS = {6: 4, _SPLIT: 5}
 """Dimensions of images and frames by those of ones whose channels become pixels, or pixels channels."""
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-"""Types of tensors. Subclasses have functions of their own."""
 _modes = torch_private.function_modes()
 _observed = torch_private.needs_dispatcher()
 
@@ -41,18 +37,10 @@ class LayoutMode(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's
         call = None if is_dynamo_compiling() else _CALLS.get(function)
-        if call is None or not _PLAIN.issuperset(types) or not args or not _is_taken(args[0]) or not is_inference():
+        is_usual = call is not None and spatial.PLAIN.issuperset(types) and args and spatial.is_taken(args[0])
+        if not is_usual or not is_inference():
             call = function
         return call(*args, **(kwargs or {}))
-
-
-def _is_taken(given: object) -> bool:
-    """True for a tensor, or several, that the functions here may get in place of torch's."""
-    if isinstance(given, list | tuple):
-        return bool(given) and all(map(_is_taken, given))
-    if type(given) not in _PLAIN or given.dtype not in FLOATS or given.device.type not in RUN_ON:
-        return False
-    return given.layout is torch.strided and given.numel() > 0
 
 
 def is_inference() -> bool:
@@ -227,70 +215,6 @@ def _is_factor(x: torch.Tensor, factor: object) -> bool:
     return x.dim() == 4 and type(factor) is int and factor > 0
 
 
-def _transposed(convolve: Callable[..., torch.Tensor], rank: int) -> Callable[..., torch.Tensor]:
-    """``conv_transpose2d`` or ``conv_transpose3d``, which is a product of each channel with its own weight if no two
-    products meet in an element. cuDNN launches two kernels for each channel."""
-
-    def call(
-        input: torch.Tensor,  # noqa: A002
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: object = 1,
-        padding: object = 0,
-        output_padding: object = 0,
-        groups: int = 1,
-        dilation: object = 1,
-    ) -> torch.Tensor:
-        if bias is None and _is_weight(weight, input, rank) and weight.shape[:2] == (groups, 1):
-            options = tuple(_each(option, rank) for option in (stride, padding, output_padding, dilation))
-            is_outer = options == (weight.shape[2:], (0,) * rank, (0,) * rank, (1,) * rank)
-            if is_outer and groups == input.shape[1]:
-                return spatial.outer_product(input, weight)
-        return convolve(input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-    return call
-
-
-def _convolved(convolve: Callable[..., torch.Tensor], rank: int) -> Callable[..., torch.Tensor]:
-    """``conv2d`` or ``conv3d``, which is a matrix product for each group if it reads single pixels. cuDNN launches
-    several kernels for each group."""
-
-    def call(
-        input: torch.Tensor,  # noqa: A002
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        stride: object = 1,
-        padding: object = 0,
-        dilation: object = 1,
-        groups: int = 1,
-    ) -> torch.Tensor:
-        if bias is None and type(groups) is int and groups > 1 and _is_weight(weight, input, rank):
-            (made, read), is_of_pixels = weight.shape[:2], weight[0, 0].numel() == 1 < weight.shape[1]
-            options = tuple(_each(option, rank) for option in (stride, padding, dilation))
-            is_of_groups = made % groups == 0 and input.shape[1] == groups * read
-            if is_of_pixels and is_of_groups and options == ((1,) * rank, (0,) * rank, (1,) * rank):
-                if spatial.is_channels_last(input):
-                    return spatial.group_products(input, weight, groups)
-        return convolve(input, weight, bias, stride, padding, dilation, groups)
-
-    return call
-
-
-def _is_weight(weight: torch.Tensor, x: torch.Tensor, rank: int) -> bool:
-    """True if products of two tensors are what a convolution of images or frames has."""
-    if not _is_taken(weight) or not x.dim() == weight.dim() == rank + 2:
-        return False
-    is_same = weight.dtype is x.dtype and weight.device == x.device
-    return is_same and not torch.is_autocast_enabled(x.device.type)
-
-
-def _each(option: object, rank: int) -> tuple[int, ...] | None:
-    """An option of a convolution for each dimension; None if it has others than an int, or another number of them."""
-    each = (option,) * rank if type(option) is int else option
-    is_usual = isinstance(each, tuple | list) and len(each) == rank and all(type(n) is int for n in each)
-    return tuple(each) if is_usual else None
-
-
 def _multiplied(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
     """``linear``, whose product adds the bias for rows of any rank. Torch's own adds it in another kernel from four
     dimensions on."""
@@ -312,9 +236,9 @@ _CALLS: dict[object, Callable[..., torch.Tensor]] = {
     torch.Tensor.repeat_interleave: _repeated,
     functional.pixel_shuffle: _shuffled,
     functional.pixel_unshuffle: _unshuffled,
-    functional.conv2d: _convolved(functional.conv2d, 2),
-    functional.conv3d: _convolved(functional.conv3d, 3),
-    functional.conv_transpose2d: _transposed(functional.conv_transpose2d, 2),
-    functional.conv_transpose3d: _transposed(functional.conv_transpose3d, 3),
+    functional.conv2d: group_convolutions.convolved(functional.conv2d, 2),
+    functional.conv3d: group_convolutions.convolved(functional.conv3d, 3),
+    functional.conv_transpose2d: group_convolutions.transposed(functional.conv_transpose2d, 2),
+    functional.conv_transpose3d: group_convolutions.transposed(functional.conv_transpose3d, 3),
 } | dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _joined)
 """Functions of torch that are replaced, and what replaces them."""

@@ -9,10 +9,22 @@ from collections.abc import Sequence
 import torch
 
 from graphfuse.functional.tensor_parameter import FLOATS
+from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.operators.convolution import FORMATS
 
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Types of tensors. Subclasses have functions of their own."""
 _SCALES = (1, 2, 4, 8)
 """Scales for which torch's float32 arithmetic finds the nearest element without rounding."""
+
+
+def is_taken(given: object) -> bool:
+    """True for a tensor, or several, that the functions here may get in place of torch's."""
+    if isinstance(given, list | tuple):
+        return bool(given) and all(map(is_taken, given))
+    if type(given) not in PLAIN or given.dtype not in FLOATS or given.device.type not in RUN_ON:
+        return False
+    return given.layout is torch.strided and given.numel() > 0
 
 
 def has_layout(given: object) -> bool:

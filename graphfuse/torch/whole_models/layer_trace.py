@@ -182,7 +182,7 @@ class _ProxyDomain(Domain):
             value.node  # noqa: B018 - made at its first use, which an attempt may take back
         return value
 
-    def has_assumed_rank(self, value: object) -> bool:
+    def may_assume_rank(self, value: object) -> bool:
         return isinstance(value, Proxy) and value.node.op == "placeholder" and not self.assumed.rank
 
     def branch(self, function: FunctionType, args: Sequence[object], count: int) -> Sequence[object] | None:
