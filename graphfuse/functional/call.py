@@ -112,7 +112,7 @@ class AcceptedCall:
         space = torch.empty(problem.workspace_bytes, dtype=torch.uint8, device=self._torch_device)
         places = {name: t.data_ptr() for name, t in self.tensors.items()} | dict(self.numbers)
         values = [places[name] for name in problem.values]
-        planned.start(self._stream(), space.data_ptr(), self.split.count, *values)
+        planned.start(self.stream(), space.data_ptr(), self.split.count, *values)
         if self._written:
             torch_private.increment_version()(tuple(self.given[name] for name in self._written))
 
@@ -168,10 +168,10 @@ class AcceptedCall:
             "store": store,
             "generation": self.generation,
             "alike": torch_private.guard([self.tensors[n] for n in distinct], *sizes),
-            "stream": self._stream,
+            "stream": self.stream,
             "starts": starts,
             "prepare": prepare,
-            "empty": _empty(self._torch_device),
+            "empty": self.empty,
         }
         names |= {f"{n}_kind": type(self.given[n]) for n in f.options}
         names |= {f"{n}_value": self.given[n] for n in f.options}
@@ -189,8 +189,17 @@ class AcceptedCall:
         return next(iter(self.layouts.values())).device
 
     @functools.cached_property
-    def _stream(self) -> Callable[[], int]:
+    def stream(self) -> Callable[[], int]:
+        """Function that returns the address of the current stream."""
         return stream_getter(devices.get(self.device), None)
+
+    @functools.cached_property
+    def empty(self) -> Callable[..., torch.Tensor]:
+        """Function that allocates, given shape, strides and data type."""
+        device = self._torch_device
+        if device.type == "cuda":
+            return torch_private.empty_cuda(device)
+        return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
     @property
     def _written(self) -> tuple[str, ...]:
@@ -262,12 +271,6 @@ def _number(name: str, value: object) -> float:
         return buffers.number(value, data_type.FLOAT)
     except VariantPackError as error:
         raise type(error)(f"number {name!r}: {error}") from None
-
-
-def _empty(device: torch.device) -> Callable[..., torch.Tensor]:
-    if device.type == "cuda":
-        return torch_private.empty_cuda(device)
-    return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 def _nbytes(extents: Callable[[int], tuple[Shape, Shape]], dtype: torch.dtype) -> Callable[[int], int]:

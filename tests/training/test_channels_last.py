@@ -12,6 +12,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.convolutional import channels_last, group_norm
 from graphfuse.torch.operators.convolution import FORMATS
 from support import autoencoders
+from support.group_norms import run_from
 from support.video_autoencoders import distance, drawn
 
 diffusers = pytest.importorskip("diffusers", minversion="0.35")
@@ -47,8 +48,7 @@ def weights(vae: torch.nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("least", [0, group_norm.LEAST])
 def test_results_are_where_they_were(least, monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST", least)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", least)
+    run_from(least, monkeypatch)
     exact, vae = results(small(torch.float32)), small()
     before, state = results(vae), {k: v.clone() for k, v in vae.state_dict().items()}
     report = fuse(vae)
@@ -162,8 +162,7 @@ def of_float32(monkeypatch):
 @pytest.mark.parametrize("least", [0, group_norm.LEAST])
 @pytest.mark.parametrize("of", LOST)
 def test_functions_that_do_not_keep_the_layout(of, least, monkeypatch, of_float32):
-    monkeypatch.setattr(group_norm, "LEAST", least)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", least)
+    run_from(least, monkeypatch)
     vae = autoencoders.made(of)
     before = autoencoders.results(of, vae)
     report = fuse(vae)
@@ -177,7 +176,7 @@ def test_functions_that_do_not_keep_the_layout(of, least, monkeypatch, of_float3
 
 @pytest.mark.parametrize("of", LOST)
 def test_layout_between_convolutions(of, monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    run_from(0, monkeypatch)
     vae, seen = autoencoders.made(of).bfloat16(), []
     fuse(vae)
     for name, module in vae.decoder.named_modules():

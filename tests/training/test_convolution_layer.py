@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from graphfuse.functional.prepared import PreparedCall
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.convolutional import convolution_layer
 from graphfuse.torch.operators import convolution
@@ -80,7 +81,12 @@ def planned(engine, monkeypatch):
     """Plans made since, in place of cuDNN's, as if tensors of the CPU were a GPU's."""
     made = []
     monkeypatch.setattr(convolution, "_plans", {})
-    monkeypatch.setattr(convolution, "_fastest", lambda *given: made.append(given) or len(made))
+
+    def fastest(*given):
+        made.append(given)
+        return PreparedCall(lambda *tensors, number=len(made): number, "cpu")
+
+    monkeypatch.setattr(convolution, "_fastest", fastest)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(made.append(device)))
     return made
@@ -88,7 +94,14 @@ def planned(engine, monkeypatch):
 
 def test_a_plan_is_for_one_layout_and_type(planned):
     x, weight, many = given(torch.nn.Conv2d(4, 6, 3)), torch.randn(6, 4, 3, 3).bfloat16(), torch.randn(64).bfloat16()
-    of = lambda *tensors, stride=1: convolution._planned(*tensors, stride, 0, 1)  # noqa: E731
+
+    @torch.no_grad()
+    def of(*tensors, stride=1):
+        kept = convolution.planned(*tensors, stride, 0, 1)
+        made = convolution._first(*tensors, stride, 0, 1)
+        assert kept in (None, made) and convolution.planned(*tensors, stride, 0, 1) == made
+        return made
+
     first = of(x, weight, many[:6])
     assert planned == [x.device, (x, weight, planned[1][2], 1, 0, 1)] and of(x, weight, many[8:14]) == first
     assert of(x, weight, many[:12:2]) not in (None, first)
@@ -96,6 +109,15 @@ def test_a_plan_is_for_one_layout_and_type(planned):
     assert of(x, weight, many[:5]) is of(x, weight, many[:1]) is None  # torch raises an error
     assert of(x, weight.float(), many[:6]) is of(x, weight, many[:6].float()) is None
     assert of(x, weight, many[:6], stride=[1, 1]) is None
+    weight.requires_grad_()
+    assert convolution.planned(x, weight, many[:6], 1, 0, 1) is None
+    weight.requires_grad_(False)
+    with torch.no_grad():
+        assert convolution.planned(x, weight, many[:6], 1, 0, 1) == first
+        assert convolution.planned(x, weight.float(), many[:6], 1, 0, 1) is None
+        assert convolution.planned(x, weight, many[:6].float(), 1, 0, 1) is None
+        with torch.autocast("cpu"):
+            assert convolution.planned(x, weight, many[:6], 1, 0, 1) is None
 
 
 @pytest.mark.parametrize("options", [{"stride": (2,)}, {"stride": 0}, {"dilation": 0}, {"padding": -1}])

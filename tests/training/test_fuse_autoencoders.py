@@ -6,9 +6,9 @@ import torch
 
 import autoencoder_table
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.convolutional import group_norm
 from graphfuse.torch.whole_models import stretch
 from support import autoencoders
+from support.group_norms import run_from
 from support.video_autoencoders import distance
 
 pytestmark = pytest.mark.torch
@@ -88,8 +88,7 @@ def test_each_computes_what_it_did_and_is_in_the_table(of, monkeypatch):
     wanted = autoencoders.results(of, vae)
     text = autoencoder_table.row(of, vae, fuse(vae))
     assert text in autoencoder_table.PATH.read_text(), f"write it anew: {autoencoder_table.COMMAND}"
-    monkeypatch.setattr(group_norm, "LEAST", 0)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    run_from(0, monkeypatch)
     for made, value in zip(autoencoders.results(of, vae), wanted, strict=True):
         assert distance(made, value) < 1e-4
     unfuse(vae)

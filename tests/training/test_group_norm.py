@@ -1,6 +1,7 @@
 """fuse of group norms, with SiLU where that is the next statement of a forward."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -10,33 +11,41 @@ from torch.nn import functional as F
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.convolutional import group_norm
-from support.group_norms import drawn, exact, norm
+from support.group_norms import drawn, exact, norm, run_from
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]
 
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST", 0)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    run_from(0, monkeypatch)
 
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Moments that kernels have made since."""
-    calls, own = [], group_norm.row_moments
-    monkeypatch.setattr(group_norm, "row_moments", lambda *given: calls.append(given) or own(*given))
+    """Norms that kernels have made since."""
+    calls, own = [], group_norm._computed
+
+    def computed(*given):
+        made = own(*given)
+        calls.extend([] if made is None else [made])
+        return made
+
+    monkeypatch.setattr(group_norm, "_computed", computed)
     return calls
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
-def test_frames_as_images_are_read_where_they_lie(device, plan_on, ran):
+def test_frames_as_images_are_read_where_they_lie(device, plan_on, monkeypatch):
+    read, own = [], group_norm.row_moments
+    kept = functools.wraps(own)(lambda x, *given: read.append(x) or own(x, *given))
+    monkeypatch.setattr(group_norm, "row_moments", kept)
     plan_on(device)
     video, of = drawn(1, 16, 3, 8, 8, dtype=torch.bfloat16), norm(dtype=torch.bfloat16)
     x = video.transpose(1, 2).flatten(0, 1)
     assert x.data_ptr() == video.data_ptr() and not x.is_contiguous()
     made = group_norm.group_norm(x, of)
-    assert made.is_contiguous() and ran[0][0].data_ptr() == x.data_ptr()
+    assert made.is_contiguous() and read[0].data_ptr() == x.data_ptr()
     torch.testing.assert_close(made.double(), exact(of, x), rtol=2**-7, atol=1e-2)
 
 
@@ -398,8 +407,7 @@ def test_gradients_are_the_class_s_own():
 
 
 def test_small_tensors_are_torch_s(monkeypatch, ran):
-    monkeypatch.setattr(group_norm, "LEAST", 1 << 11)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 1 << 11)
+    run_from(1 << 11, monkeypatch)
     model = torch.nn.Sequential(norm())
     fuse(model)
     model(drawn(1, 16, 8, 8))
@@ -429,8 +437,7 @@ def test_compiled_it_is_the_compiler_s(ran):
 
 
 def test_exported_it_is_torch_s_for_any_size(ran, monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST", 1 << 9)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 1 << 9)
+    run_from(1 << 9, monkeypatch)
     model = torch.nn.Sequential(norm(), torch.nn.SiLU()).requires_grad_(False)
     fuse(model)
     sizes = {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
@@ -455,7 +462,7 @@ def test_other_norms_of_groups_are_left(made, why):
 
 
 def test_a_class_with_torchs_forward(ran, monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST", 0)
+    run_from(0, monkeypatch)
     model = torch.nn.Sequential(type("OfOneGroup", (torch.nn.GroupNorm,), {})(1, 16)).requires_grad_(False)
     x = drawn(2, 16, 8, 8)
     want = model(x)

@@ -10,21 +10,21 @@ from graphfuse.planning import kernels
 from graphfuse.torch import fuse
 from graphfuse.torch.convolutional import group_norm
 from graphfuse.torch.operators.channel_kernels import channel_factors, joined_moments
-from support.group_norms import CLOSE, drawn, exact, norm
+from support.group_norms import CLOSE, drawn, exact, norm, run_from
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]
 
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST", 0)
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    run_from(0, monkeypatch)
 
 
 def check(of, x):
-    """Twice each: in full, and by the fast paths, in memory that has other numbers behind the moments."""
+    """Three times each: in full, by the fast paths of functions, and prepared, in memory that has other numbers behind
+    the moments."""
     wanted = exact(of, x)
-    for silu in (False, True, False, True):
+    for silu in (False, True) * 3:
         made = group_norm.group_norm(x, of, silu)
         full = F.silu(wanted.to(x.dtype).double()) if silu else wanted
         assert made.dtype is x.dtype and made.stride() == x.stride()
@@ -45,6 +45,7 @@ def moments_read(request, monkeypatch):
     """What the rows of a group are: the moments of all pieces, or of whole channels, which are combined first."""
     if request.param == "of channels":
         monkeypatch.setattr(group_norm, "_MOST_READ", 0)
+        monkeypatch.setattr(group_norm, "_prepared", {})
     group_norm._views.cache_clear()
     yield request.param
     group_norm._views.cache_clear()
@@ -92,14 +93,14 @@ def test_places_without_a_power_of_two(shape, launched):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])
-def test_torch_allocates_and_views_and_does_nothing_else(last, launched):
+def test_torch_allocates_and_does_nothing_else(last, launched):
     of, act, x = norm(), torch.nn.SiLU(), drawn(1, 16, 8, 16, last=last)
-    group_norm.followed(of, act, x)
+    for _ in range(2):
+        group_norm.followed(of, act, x)
     with torch.profiler.profile() as profiled:
         group_norm.followed(of, act, x)
     names = [e.name for e in profiled.events() if e.name.startswith("aten::")]
-    assert {*names} == {"aten::as_strided", "aten::empty", "aten::empty_strided"}
-    assert len(names) <= 11
+    assert names == ["aten::empty_strided"] * 2
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["places last", "channels last"])

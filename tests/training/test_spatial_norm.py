@@ -6,8 +6,9 @@ import torch
 from graphfuse.emulator.kernel import EmulatedLauncher
 from graphfuse.engines.reference import ReferenceEngine
 from graphfuse.torch import fuse, unfuse
-from graphfuse.torch.convolutional import group_norm, spatial_norm
+from graphfuse.torch.convolutional import spatial_norm
 from graphfuse.torch.operators.channel_kernels import modulated_channels, modulated_channels_silu
+from support.group_norms import run_from
 
 cogvideox = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_cogvideox")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("error::graphfuse.ReferenceEngineWarning")]
@@ -17,7 +18,7 @@ LATENTS, CHANNELS = 4, 16
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch):
-    monkeypatch.setattr(group_norm, "LEAST_CHANNELS_LAST", 0)
+    run_from(0, monkeypatch)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.convolutional import roles
 from graphfuse.torch.convolutional.layout_mode import outside_mode
-from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, why_not_engine
+from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, planned, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
 _SPLIT_FROM = 1 << 31
@@ -35,17 +35,20 @@ def convolved(
     if is_dynamo_compiling() or _observed():
         return None
     weight, bias = conv.weight, conv.bias  # read once, as modules look parameters up in Python
-    if not _is_supported(x, conv, weight, bias) or not _is_taken(conv, padding):
+    options = conv.stride, padding or conv.padding, conv.dilation
+    if not isinstance(x, torch.Tensor) or not _is_taken(conv, padding):
         return None
     if type(conv) not in _CLASSES and x.numel() * x.element_size() >= _SPLIT_FROM:
         return None
-    return convolution(x, weight, bias, conv.stride, padding or conv.padding, conv.dilation)
+    if (made := planned(x, weight, bias, *options)) is not None:
+        return made
+    return convolution(x, weight, bias, *options) if _is_supported(x, conv, weight, bias) else None
 
 
 def _is_supported(
-    x: object, conv: torch.nn.Conv2d | torch.nn.Conv3d, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, conv: torch.nn.Conv2d | torch.nn.Conv3d, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> bool:
-    if not isinstance(x, torch.Tensor) or not x.is_cuda or x.dtype not in TYPES or x.dim() != weight.dim():
+    if not x.is_cuda or x.dtype not in TYPES or x.dim() != weight.dim():
         return False
     if x.shape[1] != conv.in_channels or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
         return False

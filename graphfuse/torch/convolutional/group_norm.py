@@ -5,13 +5,13 @@ summand per channel. The third multiplies x by the factor and adds the summand, 
 second is a channel, which reads the moments of its whole group. If that were too much to read, another kernel combines
 the moments of each channel before. No data is rearranged: channels may be last in memory, or the spatial dimensions.
 
-The host needs longer for a call than the device, except for large tensors. So everything that follows from x's layout
-is computed once, and tensors are viewed by ``as_strided``, which is one call of torch for any view.
+The host needs longer for a call than the device, except for large tensors. So the kernels of a layout are prepared, and
+then launched by addresses alone.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
 from graphfuse.contract.row_counts import joined
+from graphfuse.functional.prepared import Call, PreparedCall, prepare
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
+from graphfuse.runtime.bounded_dict import make_room
+from graphfuse.runtime.fastcall import DECLINED
 from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.convolutional import roles
@@ -35,6 +38,7 @@ from graphfuse.torch.operators.channel_kernels import (
     scaled_channels_silu,
 )
 from graphfuse.torch.operators.channel_moments import piece
+from graphfuse.tuned_tables import store
 
 LEAST = 1 << 23
 """Smallest number of elements for which the kernels run. For smaller ones, torch's own was faster on an H100."""
@@ -51,7 +55,10 @@ _MOST_READ = 1 << 22
 another kernel."""
 _ALIGNED = 4
 """Multiple of elements at which variances begin, for the widest accesses."""
+_KEPT = 512
 _observed = torch_private.needs_dispatcher()
+_prepared: dict[tuple[object, ...], PreparedCall | None] = {}
+"""Norms of one layout; None for those that ran once, as many layouts come once."""
 
 View = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides, the arguments of ``as_strided``."""
@@ -65,8 +72,9 @@ class Views:
     whole: of x, for its norm; None if that is `pieces`.
     made: in x's shape, of the norm, which is contiguous in the shape of `whole`.
     memory: elements of the memory of moments, which has all means, then all variances, then what is read behind the
-    last row.
+    last row, then four numbers of each channel: mean and variance, if they are combined, factor and summand.
     second: element at which the variances begin.
+    places: of each of the four.
     moments: of the means as they are written, and of the variances.
     rows: of both as they are read.
     length: moments of a row; the numbers behind them are not used.
@@ -79,11 +87,23 @@ class Views:
     made: View
     memory: int
     second: int
+    places: tuple[int, ...]
     moments: View
     rows: View
     length: float
     channels: View | None
     of_group: float
+
+    @property
+    def written(self) -> View:
+        """Of the norm, as it is written."""
+        shape, _ = self.whole or self.pieces
+        return shape, packed_stride(shape)
+
+    def of_channels(self, memory: torch.Tensor, *more: int) -> list[torch.Tensor]:
+        """The four numbers of each channel of each sample, [samples, channels, *more]."""
+        n, c = self.made[0][:2]
+        return [memory.as_strided((n, c, *more), (c, 1, *more), place) for place in self.places]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,8 +138,11 @@ def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> Views |
         made = tuple(shape), (c * places, 1, *(c * stride for stride in packed_stride(extents)))
         moments = (n, count, c, 1), (c * count, 1, count, 1)
     second = -(-half // _ALIGNED) * _ALIGNED
-    memory = second + half + _read(length)
-    return Views(pieces, whole, made, memory, second, moments, rows, float(length), channels, float(of_group))
+    end, of_each = (-(-n // _ALIGNED) * _ALIGNED for n in (second + half + _read(length), n * c))
+    *places, memory = range(end, end + 5 * of_each, of_each)
+    return Views(
+        pieces, whole, made, memory, second, tuple(places), moments, rows, float(length), channels, float(of_group)
+    )
 
 
 def _read(length: int) -> int:
@@ -131,38 +154,69 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
-    if (found := factors(x, norm)) is None:
+    return _computed(x, norm, scaled_channels_silu if silu else scaled_channels)
+
+
+def factors(x: torch.Tensor, norm: torch.nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The factor and the summand of each channel of each sample, float32, [samples, channels]; None where `group_norm`
+    is."""
+    if (memory := _computed(x, norm, None)) is None or (views := _views(x.shape, x.stride(), norm.num_groups)) is None:
         return None
-    views, scale, shift = found
-    made = (scaled_channels_silu if silu else scaled_channels)(
-        x.as_strided(*(views.whole or views.pieces)), scale, shift
-    )
-    return made.as_strided(*views.made)
+    *_, factor, summand = views.of_channels(memory)
+    return factor, summand
 
 
-def factors(x: torch.Tensor, norm: torch.nn.GroupNorm) -> tuple[Views, torch.Tensor, torch.Tensor] | None:
-    """Views of x, and the factor and the summand of each channel of each sample, float32, [samples, channels]; None
-    where `group_norm` is."""
+def _computed(
+    x: torch.Tensor, norm: torch.nn.GroupNorm, kernel: Callable[..., torch.Tensor] | None
+) -> torch.Tensor | None:
+    """The kernel's result; without a kernel, the memory with the factors. None where `group_norm` is."""
     if is_dynamo_compiling() or _observed():
         return None
-    weight, bias = norm.weight, norm.bias  # read once, as modules look parameters up in Python
+    weight, bias, groups, eps = norm.weight, norm.bias, norm.num_groups, norm.eps  # read once: modules look them up
+    try:
+        key = x.shape, x.stride(), x.dtype, x.device, groups, eps, kernel, store.generation
+        prepared = _prepared.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # of no tensor, and of a nested or sparse one
+        return None
+    if prepared is not None and (made := prepared(x, weight, bias)) is not DECLINED:
+        return made
     if not _is_supported(x, norm.num_channels, weight, bias):
         return None
-    if (views := _views(x.shape, x.stride(), norm.num_groups)) is None:
+    if (views := _views(x.shape, x.stride(), groups)) is None:
         return None
     memory = torch.empty(views.memory, dtype=torch.float32, device=x.device)
-    pieces, second = x.as_strided(*views.pieces), views.second
-    row_moments(pieces, norm.eps, memory.as_strided(*views.moments), memory.as_strided(*views.moments, second))
-    means, variances = memory.as_strided(*views.rows), memory.as_strided(*views.rows, second)
-    length = views.length
+    given, new = {"x": x, "weight": weight, "bias": bias}, {"memory": memory}
+    if kernel is not None:
+        new = {"made": torch.empty_strided(*views.made, dtype=x.dtype, device=x.device), **new}
+    calls = _calls(views, given | new, eps, kernel)
+    for function, arguments in calls:
+        function(*arguments)
+    if prepared is None and key in _prepared:
+        prepared = _prepared[key] = prepare(given, new, calls)
+    if prepared is not None:
+        prepared.accept(x, weight, bias)
+    else:
+        make_room(_prepared, _KEPT)
+        _prepared[key] = None
+    return next(iter(new.values()))
+
+
+def _calls(
+    views: Views, of: Mapping[str, torch.Tensor], eps: float, kernel: Callable[..., torch.Tensor] | None
+) -> list[Call]:
+    """The kernels of a norm, and the parts of tensors that each reads and writes."""
+    x, memory, length = of["x"], of["memory"], views.length
+    written, read = ([memory.as_strided(*v, at) for at in (0, views.second)] for v in (views.moments, views.rows))
+    calls: list[Call] = [(row_moments, (x.as_strided(*views.pieces), eps, *written))]
     if views.channels is not None:
-        mean, variance = joined_moments(means, variances, length)
-        means, variances, length = (
-            mean.as_strided(*views.channels),
-            variance.as_strided(*views.channels),
-            views.of_group,
-        )
-    return views, *channel_factors(means, variances, weight, bias, length)
+        calls.append((joined_moments, (*read, length, *views.of_channels(memory, 1)[:2])))
+        read, length = [memory.as_strided(*views.channels, at) for at in views.places[:2]], views.of_group
+    factors = views.of_channels(memory)[2:]
+    calls.append((channel_factors, (*read, of["weight"], of["bias"], length, *factors)))
+    if kernel is not None:
+        made = of["made"].as_strided(*views.written)
+        calls.append((kernel, (x.as_strided(*(views.whole or views.pieces)), *factors, made)))
+    return calls
 
 
 def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:

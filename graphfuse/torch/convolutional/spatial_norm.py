@@ -81,7 +81,7 @@ def _normed(
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
     height, width = scales[-1][1:]
     y, b = (of.conv(zq) for of in convolutions)
-    made = _modulated(f, factors[1:], (y, b), (height, width), modulated_channels_silu if silu else modulated_channels)
+    made = _modulated(f, factors, (y, b), (height, width), modulated_channels_silu if silu else modulated_channels)
     kept = spatial.nearest(zq, (1, height, width))
     return made, {"conv_y": kept, "conv_b": kept.clone()}
 

@@ -10,7 +10,6 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -22,11 +21,12 @@ from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package
+from graphfuse.functional.prepared import PreparedCall
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
-from graphfuse.runtime.fastcall import Start
+from graphfuse.runtime.fastcall import ALIGNMENT, DECLINED, At, NewTensor, Step, sequence
 from graphfuse.runtime.handle import create_handle
 from graphfuse.tuning.plan_choice import build_fastest
 
@@ -34,8 +34,8 @@ TYPES = {torch.bfloat16: data_type.BFLOAT16, torch.float16: data_type.HALF}
 """Types that the engine is asked for."""
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory formats by the number of dimensions."""
-_ALIGNED = 16  # bytes, of every tensor that the plans read or write
 _KEPT = 512  # plans of this process
+_raw_stream = torch_private.raw_stream()
 
 _LARGE = 4e11
 """Smallest number of operations for which torch measures cuDNN's plans, which takes 40 ms at the first call of a shape.
@@ -58,15 +58,31 @@ def convolution(
     """conv2d or conv3d of images or frames, [n, channels, (frames,) height, width], in one group, without gradients.
 
     It runs on cuDNN's engine if that is there and x is channels-last in memory. The result is channels-last, too."""
+    options = stride, padding, dilation
+    if (made := planned(x, weight, bias, *options)) is not None:
+        return made
     is_free = x.is_cuda and not _is_pinned()
-    if is_free and (found := _planned(x, weight, bias, stride, padding, dilation)) is not None:
-        return found(x, weight, bias)
+    if is_free and (made := _first(x, weight, bias, *options)) is not None:
+        return made
     convolved = functional.conv2d if x.dim() == 4 else functional.conv3d
     is_large = is_free and 2.0 * x.numel() / x.shape[1] * weight.numel() >= _LARGE
     if is_large and not torch.cuda.is_current_stream_capturing():
         with measured_plans():
-            return convolved(x, weight, bias, stride, padding, dilation)
-    return convolved(x, weight, bias, stride, padding, dilation)
+            return convolved(x, weight, bias, *options)
+    return convolved(x, weight, bias, *options)
+
+
+def planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor | None:
+    """`convolution` by a plan of cuDNN's engine that has run tensors like these; None if there is none. options:
+    stride, padding and dilation."""
+    try:
+        found = _plans.get(_key(x, weight, bias, *options))
+    except (AttributeError, RuntimeError, TypeError):  # of no tensor, of a nested one, options in a list
+        return None
+    if found is None or _is_pinned():
+        return None
+    made = found(x, weight) if bias is None else found(x, weight, bias)
+    return None if made is DECLINED else made
 
 
 @contextmanager
@@ -92,49 +108,28 @@ def _what_is_missing() -> str:
     return str(found) if isinstance(found, No) else ""
 
 
-@dataclass(frozen=True, eq=False)
-class _Planned:
-    """A plan of cuDNN's engine for one layout. start: launches it. order: of the addresses that `start` takes, as
-    places in (x, weight, result, bias). like: the result's shape and strides."""
-
-    start: Start
-    order: tuple[int, ...]
-    workspace_bytes: int
-    like: tuple[tuple[int, ...], tuple[int, ...]]
-
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        made = torch.empty_strided(*self.like, dtype=x.dtype, device=x.device)
-        space = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=x.device)
-        tensors = (x, weight, made) if bias is None else (x, weight, made, bias)
-        stream = _raw_stream(x.device.index)
-        self.start(stream, space.data_ptr(), 0, *[tensors[place].data_ptr() for place in self.order])
-        return made
-
-
-_raw_stream = torch_private.raw_stream()
-_plans: dict[tuple[object, ...], _Planned | None] = {}
+_plans: dict[tuple[object, ...], PreparedCall | None] = {}
 """By layouts; None where torch's kernels run."""
 _planning = threading.Lock()
 """Held by the thread that times plans: two at once would slow each other down."""
 
 
-def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> _Planned | None:
-    """The plan for a call. None if torch's kernels are to run: for other types and layouts, without the engine, and for
-    the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
-    addresses = x.data_ptr() | weight.data_ptr() | (0 if bias is None else bias.data_ptr())
-    if addresses % _ALIGNED:
+def _key(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> tuple[object, ...]:
+    of_bias = None if bias is None else bias.stride()
+    return x.shape, x.stride(), weight.shape, weight.stride(), of_bias, x.dtype, x.device, *options
+
+
+def _first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor | None:
+    """The first call for such tensors. None if torch's kernels are to run: for other types and layouts, without the
+    engine, and for the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if any(t.data_ptr() % ALIGNMENT for t in tensors) or not _is_supported(x, weight, bias):
         return None
-    key = (*x.shape, *x.stride(), *weight.shape, *weight.stride(), *options, x.dtype, weight.dtype, x.device)
-    if bias is not None:
-        key += (*bias.shape, *bias.stride(), bias.dtype)
     try:
-        return _plans[key]
-    except KeyError:
-        pass
+        found = _plans[key := _key(x, weight, bias, *options)]
     except TypeError:  # options in a list
         return None
-    found = None
-    if _is_supported(x, weight, bias):
+    except KeyError:
         with torch.cuda.device(x.device):  # whose streams the plans are timed on
             if torch.cuda.is_current_stream_capturing():
                 return None
@@ -143,9 +138,13 @@ def _planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *
                     found = _plans.get(key) or _fastest(x, weight, bias, *options)
             except torch.OutOfMemoryError:  # plans may need more memory than torch's kernel; the next call tries again
                 return None
-    make_room(_plans, _KEPT)
-    _plans[key] = found
-    return found
+        make_room(_plans, _KEPT)
+        _plans[key] = found
+    if found is None:
+        return None
+    found.accept(*tensors)
+    made = found(*tensors)
+    return None if made is DECLINED else made
 
 
 def _is_pinned() -> bool:
@@ -170,7 +169,7 @@ def _fastest(
     stride: Numbers,
     padding: Numbers,
     dilation: Numbers,
-) -> _Planned | None:
+) -> PreparedCall | None:
     """The fastest plan for these tensors; None if cuDNN has none, or torch raises an error for them."""
     spatial = x.dim() - 2
     steps, pads, dilations = ([n] * spatial if isinstance(n, int) else [*n] for n in (stride, padding, dilation))
@@ -200,7 +199,9 @@ def _fastest(
     planner.create([heur_mode.A])
     if not build_fastest(planner, "cudnn", pack | {"result": made}):
         return None
-    executable, names = planner.executable(), ("x", "weight", "result", "bias")
-    order = tuple(names.index(tensor.name) for tensor in executable.bound)
-    like = tuple(made.shape), made.stride()
-    return _Planned(executable.starts[False], order, planner.at(planner.selected()).workspace_bytes, like)
+    executable, made_as = planner.executable(), NewTensor(tuple(made.shape), made.stride(), made.dtype)
+    places = tuple(At(tensor.name) for tensor in executable.bound)
+    step = Step(executable.starts[False], 0, places, planner.at(planner.selected()).workspace_bytes)
+    given = [name for name in pack if name != "result"]
+    stream, empty = functools.partial(_raw_stream, x.device.index), torch_private.empty_cuda(x.device)
+    return PreparedCall(sequence(given, {"result": made_as}, [step], stream, empty), x.device.type)
