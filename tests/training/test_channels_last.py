@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, prune
 
 from graphfuse.torch import fuse, unfuse
 from graphfuse.torch.analysis import set_forward
-from graphfuse.torch.convolutional import channels_last, group_norm
+from graphfuse.torch.convolutional import channels_last, group_norm, masked_attention
 from graphfuse.torch.operators.convolution import FORMATS
 from support import autoencoders
 from support.group_norms import run_from
@@ -301,3 +301,36 @@ def test_a_norm_of_all_frames_is_no_norm_of_each():
     for groups, became in ((1, ["", "norm"]), (2, ["norm"])):
         of = cosmos.CosmosCausalGroupNorm(8, groups)
         assert [e.name for e in fuse(of).replaced if e.became == group_norm.BECAME] == became
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 3, 2, 4), (1, 16, 1, 3, 3)], ids=str)
+def test_attention_between_frames(shape, monkeypatch):
+    hunyuan = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15")
+    torch.manual_seed(0)
+    attention, x = hunyuan.HunyuanVideo15AttnBlock(16), drawn(*shape)
+    of_class = hunyuan.HunyuanVideo15AttnBlock.prepare_causal_attention_mask
+    _, _, frames, height, width = shape
+    mask = masked_attention.causal_mask(frames, height * width, torch.bfloat16, torch.device("cpu"))
+    assert torch.equal(mask[0], of_class(frames, height * width, torch.bfloat16, "cpu"))
+    want, gradients = attention(x), torch.autograd.grad(attention(x).sum(), [*attention.parameters()])
+    assert "attention" in [e.became for e in fuse(attention).replaced]
+    with monkeypatch.context() as patched:
+        patched.setattr(hunyuan.HunyuanVideo15AttnBlock, "prepare_causal_attention_mask", None)
+        with torch.no_grad():
+            for given in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+                torch.testing.assert_close(attention(given), want)
+    again = torch.autograd.grad(attention(x).sum(), [*attention.parameters()])
+    torch.testing.assert_close(again, gradients)
+    unfuse(attention)
+    assert torch.equal(attention(x), want)
+
+
+def test_attention_with_another_mask_is_left():
+    hunyuan = pytest.importorskip("diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15")
+
+    class Other(hunyuan.HunyuanVideo15AttnBlock):
+        @staticmethod
+        def prepare_causal_attention_mask(n_frame, n_hw, dtype, device, batch_size=None):
+            return None
+
+    assert "attention" not in [e.became for e in fuse(Other(16)).replaced]

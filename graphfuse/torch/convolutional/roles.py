@@ -37,6 +37,8 @@ SPATIAL_NORM = "spatial norm"
 FRAME_NORM = "group norm of each frame"
 ONE_GROUP_NORM = "norm of each frame, where it has one group"
 WAVELETS = "wavelets of frames"
+MASKED_ATTENTION = "attention between frames"
+CAUSAL_MASK = "mask of later frames"
 CONTAINERS, ENDS = (MIDDLE, UP, RESIDUAL_UP, RESIDUAL_DOWN), (ENCODER, DECODER)
 
 _ROLES = {
@@ -97,8 +99,10 @@ _ROLES = {
     "f79a7221d52bc2ac": FRAME_NORM,  # Mochi
     "4be79003be2c69aa": ONE_GROUP_NORM,  # Cosmos
     "1f9de50658b4ce7b": WAVELETS,  # Cosmos, of its encoder
+    "b540426afe1d5ca8": MASKED_ATTENTION,  # HunyuanVideo 1.5
+    "d4b415dfe4cdfba6": CAUSAL_MASK,  # HunyuanVideo 1.5
 }
-"""Roles by digests of forwards: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
+"""Roles by digests of functions: AutoencoderKLWan and AutoencoderKLQwenImage of diffusers 0.33 to 0.42, the encoder and
 decoder that AutoencoderKL and others have, and those of the autoencoders that are named."""
 
 
@@ -106,13 +110,18 @@ def role(module: torch.nn.Module) -> str:
     """Role of a module's class; "" if the class is not known."""
     forward = type(module).forward
     is_torchs = str(getattr(forward, "__module__", "")).startswith("torch.")  # torch's files need not be read
-    return _role(forward) if isinstance(forward, FunctionType) and not is_torchs else ""
+    return "" if is_torchs else role_of(forward)
+
+
+def role_of(function: object) -> str:
+    """Role of a function; "" if it is not known."""
+    return _role(function) if isinstance(function, FunctionType) else ""
 
 
 @functools.lru_cache(maxsize=1024)
-def _role(forward: FunctionType) -> str:
+def _role(function: FunctionType) -> str:
     try:
-        return _ROLES.get(digest(forward), "")
+        return _ROLES.get(digest(function), "")
     except ForwardDeclined:
         return ""
 

@@ -14,7 +14,14 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry, FuseReport
 from graphfuse.torch.analysis.symbols import ForwardDeclined
 from graphfuse.torch.attention import eager_attention, sinks
-from graphfuse.torch.convolutional import channels_last, convolution_layer, group_norm, repeated_edges, spatial_norm
+from graphfuse.torch.convolutional import (
+    channels_last,
+    convolution_layer,
+    group_norm,
+    masked_attention,
+    repeated_edges,
+    spatial_norm,
+)
 from graphfuse.torch.convolutional import replacement as autoencoders
 from graphfuse.torch.whole_models import forward, layer, pairs, tensor_parallel
 from graphfuse.torch.whole_models.fused_calls import FusedCalls
@@ -55,7 +62,8 @@ def fuse(model: torch.nn.Module) -> FuseReport:
             _norm("", norm, {})
 
     for name, module in model.named_modules():
-        if (entry := autoencoders.replace(name, module, later)) is not None:
+        entry = autoencoders.replace(name, module, later) or masked_attention.replace(name, module)
+        if entry is not None:
             made[module] = entry
     bypassed = {
         norm for module, entry in made.items() if entry.is_replaced for norm in autoencoders.bypassed_norms(module)
