@@ -4,11 +4,13 @@ channels-last, for inference.
 Torch's own functions return contiguous results.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
 from graphfuse.functional.tensor_parameter import FLOATS
+from graphfuse.ops.layouts import packed_stride
 from graphfuse.torch.analysis.set_forward import RUN_ON
 from graphfuse.torch.operators.convolution import FORMATS
 
@@ -16,6 +18,11 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of tensors. Subclasses have functions of their own."""
 _SCALES = (1, 2, 4, 8)
 """Scales for which torch's float32 arithmetic finds the nearest element without rounding."""
+_KEPT = 1024
+_PADS = {"replicate": torch.ops.aten.replication_pad3d.out, "reflect": torch.ops.aten.reflection_pad3d.out}
+
+View = tuple[Sequence[int], Sequence[int]]
+"""Shape and strides, the arguments of ``as_strided``."""
 
 
 def is_taken(given: object) -> bool:
@@ -48,15 +55,17 @@ def edge_padded(x: torch.Tensor, pad: Sequence[int], mode: str = "replicate") ->
     """``torch.nn.functional.pad(x, pad, mode="replicate")``, channels-last. x: [n, channels, (frames,) height, width],
     any strides. pad: begin and end of each dimension but the first two, the last first, each at least 0. mode: of
     height and width; it may be "reflect"."""
+    if x.dim() == 5 and not any(pad[:4]) and (views := _frames_padded(x.shape, x.stride(), *pad[4:])) is not None:
+        read, made, padded = views
+        source, target = _wide(x.as_strided(*read), x.new_empty(made))
+        _pad_planes(source, (0, 0, *pad[4:]), target, "replicate")
+        return target.view(x.dtype).as_strided(*padded)
     begins, ends = pad[-2::-2], pad[::-2]
     extents = [b + n + e for b, n, e in zip(begins, x.shape[2:], ends, strict=True)]
     made = x.new_empty((x.shape[0], *extents, x.shape[1]))
     source, target = _wide(x.movedim(1, -1), made)
     if x.dim() == 4:
         _pad_planes(source, pad, target, mode)
-    elif not any(pad[:4]):
-        for sample, place in zip(source, target, strict=True):  # a frame is a row of one plane
-            _pad_planes(sample.flatten(1, 2)[None], (0, 0, *pad[4:]), place.flatten(1, 2)[None], "replicate")
     else:
         begin, frames = begins[0], x.shape[2]
         for sample, place in zip(source, target.narrow(1, begin, frames), strict=True):
@@ -67,47 +76,62 @@ def edge_padded(x: torch.Tensor, pad: Sequence[int], mode: str = "replicate") ->
     return made.movedim(-1, 1)
 
 
+@functools.lru_cache(maxsize=_KEPT)
+def _frames_padded(
+    shape: Sequence[int], strides: Sequence[int], begin: int, end: int
+) -> tuple[View, Sequence[int], View] | None:
+    """Frames as one plane for each sample, whose rows are frames: as they are read; the shape that is padded; and that
+    as frames. None if places of a frame are not equally far apart."""
+    n, channels, frames, height, width = shape
+    of_n, of_channel, of_frame, of_row, of_place = strides
+    if height > 1 and of_row != width * of_place:
+        return None
+    read = (n, 1, frames, height * width, channels), (of_n, 0, of_frame, of_place, of_channel)
+    made = n, 1, begin + frames + end, height * width, channels
+    return read, made, _channels_last((n, channels, begin + frames + end, height, width))
+
+
 def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor, mode: str) -> None:
-    """Pads planes, [count, height, width, channels]. To torch, channels are the width."""
-    call = torch.ops.aten.reflection_pad3d if mode == "reflect" else torch.ops.aten.replication_pad3d
-    call.out(source, [0, 0, *pad], out=target)
+    """Pads planes, [(samples,) count, height, width, channels]. To torch, channels are the width."""
+    _PADS[mode](source, [0, 0, *pad], out=target)
 
 
 def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
     """Nearest upsampling of x by integers, channels-last. x: [n, channels, (frames,) height, width], any strides.
     scales: of each dimension but the first two."""
-    source, target = _wide(x.movedim(1, -1), made := _split(x, scales))
-    target.copy_(_beside(source, 2).expand_as(target))
-    return _merged(made)
+    read, made = _enlarged(x.shape, x.stride(), tuple(scales))
+    source, target = _wide(x.as_strided(*read), x.new_empty(read[0]))
+    return target.copy_(source).view(x.dtype).as_strided(*made)
 
 
 def outer_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Transposed convolution of each channel by its own weight with a stride as large as the kernel, channels-last:
     each element of the result is one product. x: [n, channels, (frames,) height, width], any strides. weight: of x's
     type, [channels, 1, ...]."""
-    made = _split(x, weight.shape[2:])
-    each = _beside(weight.squeeze(1).movedim(0, -1)[None], 1)
-    return _merged(torch.mul(_beside(x.movedim(1, -1), 2), each, out=made))
+    channels, _, *extents = weight.shape
+    of_channel, _, *of_weights = weight.stride()
+    read, made = _enlarged(x.shape, x.stride(), tuple(extents))
+    ones, steps = ([part for n in of for part in (one, n)] for one, of in ((1, extents), (0, of_weights)))
+    each = weight.as_strided((1, *ones, channels), (0, *steps, of_channel))
+    return torch.mul(x.as_strided(*read), each, out=x.new_empty(read[0])).as_strided(*made)
 
 
-def _split(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
-    """A new tensor for a result that is larger than x by `scales`, [n, (frames, scale,) height, scale, width, scale,
-    channels]."""
-    extents = [part for n, scale in zip(x.shape[2:], scales, strict=True) for part in (n, scale)]
-    return x.new_empty((x.shape[0], *extents, x.shape[1]))
+@functools.lru_cache(maxsize=_KEPT)
+def _enlarged(shape: Sequence[int], strides: Sequence[int], scales: Sequence[int]) -> tuple[View, View]:
+    """Images or frames as they are read for a result that is larger by `scales`, [n, (frames, scale,) height, scale,
+    width, scale, channels]; and a contiguous tensor of that shape as the result."""
+    (n, channels, *extents), (of_n, of_channel, *of_extents) = shape, strides
+    split = [part for extent, scale in zip(extents, scales, strict=True) for part in (extent, scale)]
+    read = (n, *split, channels), (of_n, *(part for stride in of_extents for part in (stride, 0)), of_channel)
+    return read, _channels_last((n, channels, *(a * b for a, b in zip(extents, scales, strict=True))))
 
 
-def _beside(t: torch.Tensor, first: int) -> torch.Tensor:
-    """A view of t, [n, ..., channels], with a dimension of one element from `first` on beside each of those between."""
-    for axis in range(first, 2 * t.dim() - 4 + first, 2):
-        t = t.unsqueeze(axis)
-    return t
-
-
-def _merged(t: torch.Tensor) -> torch.Tensor:
-    """The tensor of `_split` as [n, channels, (frames,) height, width]."""
-    extents = [n * scale for n, scale in zip(t.shape[1:-1:2], t.shape[2:-1:2], strict=True)]
-    return t.view(t.shape[0], *extents, t.shape[-1]).movedim(-1, 1)
+@functools.lru_cache(maxsize=_KEPT)
+def _channels_last(shape: Sequence[int]) -> View:
+    """Images or frames that are channels-last."""
+    n, channels, *extents = shape
+    of_n, *of_extents, of_channel = packed_stride((n, *extents, channels))
+    return tuple(shape), (of_n, of_channel, *of_extents)
 
 
 def repeated(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -128,7 +152,7 @@ def shuffled(x: torch.Tensor, factor: int) -> torch.Tensor:
     n, channels, height, width = x.shape
     made = x.new_empty((n, height, factor, width, factor, channels // factor**2))
     made.copy_(x.unflatten(1, (-1, factor, factor)).permute(0, 4, 2, 5, 3, 1))
-    return _merged(made)
+    return made.as_strided(*_channels_last((n, channels // factor**2, height * factor, width * factor)))
 
 
 def unshuffled(x: torch.Tensor, factor: int) -> torch.Tensor:
@@ -145,17 +169,22 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     *others, last = tensors
     if others and all(_is_first(t, last, dim) for t in others):
         return edge_padded(last, [*[0] * (2 * (last.dim() - dim - 1)), len(others), *[0] * (2 * dim - 3)])
-    axis, rank = dim - 1, tensors[0].dim()
-    extents = [tensors[0].shape[0], *tensors[0].shape[2:], tensors[0].shape[1]]
-    extents[axis] = sum(t.shape[dim] for t in tensors)
-    made = tensors[0].new_empty(extents)
-    start = 0
+    shapes = [t.shape for t in tensors]
+    whole = (*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :])
+    made = last.new_empty((whole[0], *whole[2:], whole[1]))
+    strides, start = made.stride(), 0
     for t in tensors:
-        part = made.narrow(axis, start, t.shape[dim])
-        source, target = _wide(t.movedim(1, rank - 1), part)
+        read = _channels_moved(t.shape, t.stride())
+        source, target = _wide(t.as_strided(*read), made.as_strided(read[0], strides, start))
         target.copy_(source)
-        start += t.shape[dim]
-    return made.movedim(-1, 1)
+        start += t.shape[dim] * strides[dim - 1]
+    return made.as_strided(*_channels_last(whole))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _channels_moved(shape: Sequence[int], strides: Sequence[int]) -> View:
+    """Images or frames as [n, (frames,) height, width, channels]."""
+    return (shape[0], *shape[2:], shape[1]), (strides[0], *strides[2:], strides[1])
 
 
 def _is_first(t: torch.Tensor, x: torch.Tensor, dim: int) -> bool:
@@ -218,12 +247,14 @@ def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | N
 def wide(t: torch.Tensor) -> torch.Tensor:
     """A view with elements of 16 bytes, if channels, which are last, can be grouped so: torch copies one element at a
     time."""
-    size = 16 // t.element_size()
-    if t.is_conj() or t.is_neg() or t.shape[-1] % size or t.stride(-1) != 1:
-        return t
-    if any(n % size for n in (*t.stride()[:-1], t.storage_offset())):
+    if t.is_conj() or t.is_neg() or not _can_be_wide(t.shape, t.stride(), t.storage_offset(), 16 // t.element_size()):
         return t
     return t.view(torch.complex128)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _can_be_wide(shape: Sequence[int], strides: Sequence[int], offset: int, size: int) -> bool:
+    return strides[-1] == 1 and not shape[-1] % size and not any(n % size for n in (*strides[:-1], offset))
 
 
 def _wide(source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
