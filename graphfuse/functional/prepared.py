@@ -51,18 +51,17 @@ class PreparedCall:
 
 
 def prepare(given: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], calls: Sequence[Call]) -> PreparedCall:
-    """The calls for tensors like `given`. They accept none if the reference engine runs one in place of a kernel, or if
-    two of the tensors share memory.
+    """The calls for tensors like `given`. They accept none if the reference engine runs one in place of a kernel, if
+    two of the tensors share memory, or if an argument is a copy.
 
     new: tensors that each call allocates; it returns the first. The arguments of `calls` that are tensors are parts of
     these and of `given`. The calls were run before.
     """
     kind, tensors, accepted = next(iter(given.values())).device.type, {**given, **new}, [_accepted(*c) for c in calls]
-    memory = {t.untyped_storage().data_ptr(): name for name, t in tensors.items()}
-    if len(memory) < len(tensors) or any(call.planned.problem.fallback is not None for call in accepted):
+    steps = _steps(accepted, tensors)
+    if steps is None:
         return PreparedCall(None, kind)
     layouts = {name: NewTensor(tuple(t.shape), t.stride(), t.dtype) for name, t in new.items()}
-    steps = [_step(call, tensors, memory) for call in accepted]
     return PreparedCall(sequence(tuple(given), layouts, steps, accepted[0].stream, accepted[0].empty), kind)
 
 
@@ -71,15 +70,28 @@ def _accepted(function: Callable[..., object], arguments: Sequence[object]) -> A
     return AcceptedCall.of(f, dict(zip(f.parameters, arguments, strict=True)))
 
 
-def _step(call: AcceptedCall, tensors: Mapping[str, torch.Tensor], memory: Mapping[int, str]) -> Step:
-    """memory: names of `tensors`, by the addresses of their storages."""
+def _steps(calls: Sequence[AcceptedCall], tensors: Mapping[str, torch.Tensor]) -> list[Step] | None:
+    memory = {_address(t): name for name, t in tensors.items()}
+    if len(memory) < len(tensors) or any(call.planned.problem.fallback is not None for call in calls):
+        return None
+    if any(_address(t) not in memory for call in calls for t in call.tensors.values()):
+        return None
 
-    def value(name: str) -> At | float:
+    def value(call: AcceptedCall, name: str) -> At | float:
         if name in call.numbers:
             return call.numbers[name]
         part = call.tensors[name]
-        whole = memory[part.untyped_storage().data_ptr()]
+        whole = memory[_address(part)]
         return At(whole, part.data_ptr() - tensors[whole].data_ptr())
 
-    problem = call.planned.problem
-    return Step(call.planned.start, call.split.count, tuple(map(value, problem.values)), problem.workspace_bytes)
+    def step(call: AcceptedCall) -> Step:
+        problem = call.planned.problem
+        values = tuple(value(call, name) for name in problem.values)
+        return Step(call.planned.start, call.split.count, values, problem.workspace_bytes)
+
+    return [step(call) for call in calls]
+
+
+def _address(t: torch.Tensor) -> int:
+    """Address of a tensor's storage."""
+    return t.untyped_storage().data_ptr()

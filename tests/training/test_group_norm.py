@@ -24,14 +24,14 @@ def of_any_size(monkeypatch):
 @pytest.fixture
 def ran(monkeypatch):
     """Norms that kernels have made since."""
-    calls, own = [], group_norm._computed
+    calls, own = [], group_norm.applied
 
-    def computed(*given):
+    def applied(*given):
         made = own(*given)
         calls.extend([] if made is None else [made])
         return made
 
-    monkeypatch.setattr(group_norm, "_computed", computed)
+    monkeypatch.setattr(group_norm, "applied", applied)
     return calls
 
 

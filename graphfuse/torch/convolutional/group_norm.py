@@ -11,7 +11,7 @@ then launched by addresses alone.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,69 +154,77 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
-    return _computed(x, norm, scaled_channels_silu if silu else scaled_channels)
+    return applied(x, norm, scaled_channels_silu if silu else scaled_channels, (), _scaled)
 
 
-def factors(x: torch.Tensor, norm: torch.nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The factor and the summand of each channel of each sample, float32, [samples, channels]; None where `group_norm`
-    is."""
-    if (memory := _computed(x, norm, None)) is None or (views := _views(x.shape, x.stride(), norm.num_groups)) is None:
-        return None
-    *_, factor, summand = views.of_channels(memory)
-    return factor, summand
+Parts = Callable[[Views, torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor], list[tuple]]
+"""Function of the views of x, x, factor and summand of each channel of each sample, other tensors, and the result. It
+returns the arguments of each call of a kernel."""
 
 
-def _computed(
-    x: torch.Tensor, norm: torch.nn.GroupNorm, kernel: Callable[..., torch.Tensor] | None
+def applied(
+    x: torch.Tensor,
+    norm: torch.nn.GroupNorm,
+    kernel: Callable[..., torch.Tensor],
+    others: Sequence[torch.Tensor],
+    parts: Parts,
 ) -> torch.Tensor | None:
-    """The kernel's result; without a kernel, the memory with the factors. None where `group_norm` is."""
+    """The result, in x's memory format, of a kernel that applies a norm; None where `group_norm` is. others: tensors
+    that it reads besides."""
     if is_dynamo_compiling() or _observed():
         return None
     weight, bias, groups, eps = norm.weight, norm.bias, norm.num_groups, norm.eps  # read once: modules look them up
     try:
         key = x.shape, x.stride(), x.dtype, x.device, groups, eps, kernel, store.generation
+        for t in others:
+            key += t.shape, t.stride()
         prepared = _prepared.get(key)
     except (AttributeError, RuntimeError, TypeError):  # of no tensor, and of a nested or sparse one
         return None
-    if prepared is not None and (made := prepared(x, weight, bias)) is not DECLINED:
+    if prepared is not None and (made := prepared(x, weight, bias, *others)) is not DECLINED:
         return made
     if not _is_supported(x, norm.num_channels, weight, bias):
         return None
     if (views := _views(x.shape, x.stride(), groups)) is None:
         return None
+    made = torch.empty_strided(*views.made, dtype=x.dtype, device=x.device)
     memory = torch.empty(views.memory, dtype=torch.float32, device=x.device)
-    given, new = {"x": x, "weight": weight, "bias": bias}, {"memory": memory}
-    if kernel is not None:
-        new = {"made": torch.empty_strided(*views.made, dtype=x.dtype, device=x.device), **new}
-    calls = _calls(views, given | new, eps, kernel)
+    calls = _factors(views, x, weight, bias, eps, memory)
+    calls += [(kernel, given) for given in parts(views, x, views.of_channels(memory)[2:], others, made)]
     for function, arguments in calls:
         function(*arguments)
     if prepared is None and key in _prepared:
-        prepared = _prepared[key] = prepare(given, new, calls)
+        given = {"x": x, "weight": weight, "bias": bias} | {f"other{n}": t for n, t in enumerate(others)}
+        prepared = _prepared[key] = prepare(given, {"made": made, "memory": memory}, calls)
     if prepared is not None:
-        prepared.accept(x, weight, bias)
+        prepared.accept(x, weight, bias, *others)
     else:
         make_room(_prepared, _KEPT)
         _prepared[key] = None
-    return next(iter(new.values()))
+    return made
 
 
-def _calls(
-    views: Views, of: Mapping[str, torch.Tensor], eps: float, kernel: Callable[..., torch.Tensor] | None
+def _factors(
+    views: Views, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, memory: torch.Tensor
 ) -> list[Call]:
-    """The kernels of a norm, and the parts of tensors that each reads and writes."""
-    x, memory, length = of["x"], of["memory"], views.length
+    """The calls that make the factor and the summand of each channel."""
+    length = views.length
     written, read = ([memory.as_strided(*v, at) for at in (0, views.second)] for v in (views.moments, views.rows))
     calls: list[Call] = [(row_moments, (x.as_strided(*views.pieces), eps, *written))]
     if views.channels is not None:
         calls.append((joined_moments, (*read, length, *views.of_channels(memory, 1)[:2])))
         read, length = [memory.as_strided(*views.channels, at) for at in views.places[:2]], views.of_group
-    factors = views.of_channels(memory)[2:]
-    calls.append((channel_factors, (*read, of["weight"], of["bias"], length, *factors)))
-    if kernel is not None:
-        made = of["made"].as_strided(*views.written)
-        calls.append((kernel, (x.as_strided(*(views.whole or views.pieces)), *factors, made)))
-    return calls
+    return [*calls, (channel_factors, (*read, weight, bias, length, *views.of_channels(memory)[2:]))]
+
+
+def _scaled(
+    views: Views,
+    x: torch.Tensor,
+    factors: Sequence[torch.Tensor],
+    others: Sequence[torch.Tensor],
+    made: torch.Tensor,
+) -> list[tuple]:
+    return [(x.as_strided(*(views.whole or views.pieces)), *factors, made.as_strided(*views.written))]
 
 
 def _is_supported(x: object, channels: int, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:

@@ -5,7 +5,7 @@ of the latents stands for several places, whose factors and summands are equal. 
 and width are upsampled, and one kernel reads their results for the norm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -62,7 +62,12 @@ def _normed(
     is to run."""
     if conv_cache is not None and not isinstance(conv_cache, dict):
         return None
-    if not spatial.is_channels_last(f) or type(zq) is not torch.Tensor or zq.dim() != 5:
+    if (
+        not spatial.is_channels_last(f)
+        or f.numel() < group_norm.LEAST_CHANNELS_LAST
+        or type(zq) is not torch.Tensor
+        or zq.dim() != 5
+    ):
         return None
     if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0]:
         return None
@@ -75,13 +80,15 @@ def _normed(
     is_split = frames > 1 and frames % 2 == 1
     parts = ((zq[:, :, :1], 1), (zq[:, :, 1:], frames - 1)) if is_split else ((zq, frames),)
     scales = [spatial.scales(z, (count, *extents), None) for z, count in parts]
-    if None in scales or (factors := group_norm.factors(f, norm.norm_layer)) is None:
+    if None in scales:
         return None
     if any(by[0] != 1 for by in scales):
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
     height, width = scales[-1][1:]
-    y, b = (of.conv(zq) for of in convolutions)
-    made = _modulated(f, factors, (y, b), (height, width), modulated_channels_silu if silu else modulated_channels)
+    kernel = modulated_channels_silu if silu else modulated_channels
+    made = group_norm.applied(f, norm.norm_layer, kernel, [of.conv(zq) for of in convolutions], _modulated)
+    if made is None:
+        return None
     kept = spatial.nearest(zq, (1, height, width))
     return made, {"conv_y": kept, "conv_b": kept.clone()}
 
@@ -101,21 +108,23 @@ def _convolves_places(causal: torch.nn.Module, given: int, made: int) -> bool:
 
 
 def _modulated(
+    views: group_norm.Views,
     f: torch.Tensor,
-    factors: tuple[torch.Tensor, torch.Tensor],
-    of_latents: tuple[torch.Tensor, torch.Tensor],
-    scale: tuple[int, int],
-    kernel: Callable[..., torch.Tensor],
-) -> torch.Tensor:
-    """A kernel's result for f, factor and summand of each channel, and factor and summand of each place of latents,
-    channels-last. scale: places of a place of latents."""
-    n, channels, frames, *extents = f.shape
-    (height, rows), (width, columns) = ((extent // by, by) for extent, by in zip(extents, scale, strict=True))
-    shape, of_place = (1, frames, height, rows, width, columns, channels), (1, frames, height, 1, width, 1, channels)
-    made = torch.empty((n, frames, *extents, channels), dtype=f.dtype, device=f.device)
-    places, *of_latents = (t.movedim(1, -1) for t in (f, *of_latents))
-    for i in range(n):
-        of_channels = (t[i : i + 1] for t in factors)
-        of_sample = (t[i].reshape(of_place) for t in of_latents)
-        kernel(places[i].view(shape), *of_channels, *of_sample, out=made[i].view(shape))
-    return made.movedim(-1, 1)
+    factors: Sequence[torch.Tensor],
+    of_latents: Sequence[torch.Tensor],
+    made: torch.Tensor,
+) -> list[tuple]:
+    """Arguments of a kernel for each sample of f, with factor and summand of each channel, and those of each place of
+    latents, [n, channels, frames, height, width]."""
+    _, channels, frames, *extents = f.shape
+    latents = of_latents[0].shape[3:]
+    split = [part for extent, n in zip(extents, latents, strict=True) for part in (n, extent // n)]
+    of_place = [part for n in latents for part in (n, 1)]
+
+    def parts(t: torch.Tensor, places: Sequence[int]) -> Iterator[torch.Tensor]:
+        for sample in t.movedim(1, -1):
+            yield sample.reshape(1, frames, *places, channels)
+
+    of_each = *(parts(t, of_place) for t in of_latents), parts(made, split)
+    numbers = zip(*(t.split(1) for t in factors), strict=True)
+    return [(x, *of, *more) for x, of, *more in zip(parts(f, split), numbers, *of_each, strict=True)]
