@@ -9,13 +9,13 @@ import torch
 
 from graphfuse.functional.call import AcceptedCall
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import DECLINED, At, NewTensor, Step, comparable, sequence
+from graphfuse.runtime.fastcall import DECLINED, At, LaunchedPlan, NewTensor, comparable, sequence
 
 _GUARDS_KEPT = 8
 _grad_enabled = torch.is_grad_enabled
 
 Call = tuple[Callable[..., object], tuple[object, ...]]
-"""A function of `graphfuse.functional`, and its arguments without options."""
+"""A function that ``graphfuse.functional.function`` made, and its arguments by position."""
 
 
 class PreparedCall:
@@ -33,14 +33,21 @@ class PreparedCall:
         """The result; DECLINED with gradients or autocast, and for other values."""
         if torch.is_autocast_enabled(self._kind):
             return DECLINED
-        for alike, requires_grad in self._guards:
-            try:
-                is_alike = alike(*tensors) and not (requires_grad and _grad_enabled())
-            except (AttributeError, RuntimeError, TypeError):  # of no tensor
-                return DECLINED
-            if is_alike:
-                return self._run(*tensors)  # type: ignore[misc]
+        if self._are_accepted(tensors):
+            return self._run(*tensors)  # type: ignore[misc]
         return DECLINED
+
+    def _are_accepted(self, tensors: Sequence[object]) -> bool:
+        try:
+            for t in tensors:
+                if t.is_nested:  # type: ignore[attr-defined] # comparing one ends the process
+                    return False
+            for alike, requires_grad in self._guards:
+                if alike(*tensors):
+                    return not (requires_grad and _grad_enabled())
+        except (AttributeError, RuntimeError, TypeError):  # of no tensor
+            pass
+        return False
 
     def accept(self, *tensors: torch.Tensor) -> None:
         """Declares that the kernels may run on tensors like these."""
@@ -67,10 +74,10 @@ def prepare(given: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], 
 
 def _accepted(function: Callable[..., object], arguments: Sequence[object]) -> AcceptedCall:
     f = function.declaration  # type: ignore[attr-defined]
-    return AcceptedCall.of(f, dict(zip(f.parameters, arguments, strict=True)))
+    return AcceptedCall.of(f, {**f.defaults, **dict(zip(f.parameters, arguments, strict=False))})
 
 
-def _steps(calls: Sequence[AcceptedCall], tensors: Mapping[str, torch.Tensor]) -> list[Step] | None:
+def _steps(calls: Sequence[AcceptedCall], tensors: Mapping[str, torch.Tensor]) -> list[LaunchedPlan] | None:
     memory = {_address(t): name for name, t in tensors.items()}
     if len(memory) < len(tensors) or any(call.planned.problem.fallback is not None for call in calls):
         return None
@@ -84,10 +91,10 @@ def _steps(calls: Sequence[AcceptedCall], tensors: Mapping[str, torch.Tensor]) -
         whole = memory[_address(part)]
         return At(whole, part.data_ptr() - tensors[whole].data_ptr())
 
-    def step(call: AcceptedCall) -> Step:
+    def step(call: AcceptedCall) -> LaunchedPlan:
         problem = call.planned.problem
         values = tuple(value(call, name) for name in problem.values)
-        return Step(call.planned.start, call.split.count, values, problem.workspace_bytes)
+        return LaunchedPlan(call.planned.start, call.split.count, values, problem.workspace_bytes)
 
     return [step(call) for call in calls]
 

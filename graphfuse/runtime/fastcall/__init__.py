@@ -15,7 +15,7 @@ then does the full check. Fast paths keep no references to the arguments of call
 
 from graphfuse.runtime.fastcall.functions import ALIGNMENT, DECLINED, CallForm, Given, New, function
 from graphfuse.runtime.fastcall.packs import Execute, Space, comparable, execute
-from graphfuse.runtime.fastcall.sequences import At, NewTensor, Step, sequence
+from graphfuse.runtime.fastcall.sequences import At, LaunchedPlan, NewTensor, sequence
 from graphfuse.runtime.fastcall.starts import FrozenPart, Start, start
 from graphfuse.runtime.fastcall.writing import Lines, text, trying, when, written
 
@@ -32,7 +32,7 @@ __all__ = [
     "FrozenPart",
     "Space",
     "Start",
-    "Step",
+    "LaunchedPlan",
     "comparable",
     "execute",
     "function",

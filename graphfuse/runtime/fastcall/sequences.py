@@ -18,7 +18,7 @@ class At:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class LaunchedPlan:
     """A plan. count: argument of its `start`. arguments: addresses and numbers, in the order of `start`."""
 
     start: Start
@@ -39,7 +39,7 @@ class NewTensor:
 def sequence(
     given: Sequence[str],
     new: Mapping[str, NewTensor],
-    steps: Sequence[Step],
+    steps: Sequence[LaunchedPlan],
     stream: Callable[[], int],
     empty: Callable[[tuple, tuple, object], object],
 ) -> Callable[..., object]:
@@ -74,5 +74,5 @@ def sequence(
     return written("sequence", "call", body, names)
 
 
-def _values(step: Step) -> list[str]:
+def _values(step: LaunchedPlan) -> list[str]:
     return [f"{a.tensor}_at + {a.offset}" if isinstance(a, At) else f"float({str(a)!r})" for a in step.arguments]

@@ -96,7 +96,7 @@ class Views:
 
     @property
     def written(self) -> View:
-        """Of the norm, as it is written."""
+        """View of the norm as it is written."""
         shape, _ = self.whole or self.pieces
         return shape, packed_stride(shape)
 

@@ -46,8 +46,8 @@ def _rows(t: torch.Tensor) -> torch.Tensor:
 
 
 def causal_mask(frames: int, places: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is added to the scores of attention between all places of frames, [1, frames * places, frames * places]:
-    -infinity where a key is of a later frame than the query, else 0."""
+    """Summand of the scores of attention between all places of frames, [1, frames * places, frames * places]: -infinity
+    where a key is of a later frame than the query, else 0."""
     later = torch.full((frames, frames), -math.inf, dtype=dtype, device=device).triu(1)
     return later[:, None, :, None].expand(-1, places, -1, places).reshape(1, frames * places, frames * places)
 

@@ -26,7 +26,7 @@ from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
-from graphfuse.runtime.fastcall import ALIGNMENT, DECLINED, At, NewTensor, Step, sequence
+from graphfuse.runtime.fastcall import ALIGNMENT, DECLINED, At, LaunchedPlan, NewTensor, sequence
 from graphfuse.runtime.handle import create_handle
 from graphfuse.tuning.plan_choice import build_fastest
 
@@ -201,7 +201,7 @@ def _fastest(
         return None
     executable, made_as = planner.executable(), NewTensor(tuple(made.shape), made.stride(), made.dtype)
     places = tuple(At(tensor.name) for tensor in executable.bound)
-    step = Step(executable.starts[False], 0, places, planner.at(planner.selected()).workspace_bytes)
+    step = LaunchedPlan(executable.starts[False], 0, places, planner.at(planner.selected()).workspace_bytes)
     given = [name for name in pack if name != "result"]
     stream, empty = functools.partial(_raw_stream, x.device.index), torch_private.empty_cuda(x.device)
     return PreparedCall(sequence(given, {"result": made_as}, [step], stream, empty), x.device.type)
