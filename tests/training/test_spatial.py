@@ -390,3 +390,26 @@ def test_transforms_within_the_mode_see_torchs_functions(by):
             assert torch.equal(torch.func.jvp(call, (LAST,), (LAST,))[1], call(LAST))
         else:
             assert torch.equal(torch.jit.trace(call, (LAST,))(LAST + 1), call(LAST + 1))
+
+
+REPLACED = {
+    "interpolate": (lambda x: functional.interpolate(x, scale_factor=2, mode="nearest"), "upsample_nearest3d"),
+    "interpolate by size": (lambda x: functional.interpolate(x, (6, 8, 10)), "upsample_nearest3d"),
+    "pad": (lambda x: functional.pad(x, (1, 1, 1, 1, 1, 0), mode="replicate"), "pad"),
+    "cat": (lambda x: torch.cat([x, x], dim=2), "cat"),
+    "contiguous": (lambda x: x.contiguous(), "contiguous"),
+    "repeat_interleave": (lambda x: x.repeat_interleave(2, dim=3), "repeat_interleave"),
+    "pixel_shuffle": (lambda x: functional.pixel_shuffle(x[:, :, 0], 2), "pixel_shuffle"),
+    "pixel_unshuffle": (lambda x: functional.pixel_unshuffle(x[:, :, 0, :, :4], 2), "pixel_unshuffle"),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_the_mode_calls_no_function_that_loses_the_layout(name):
+    call, operator = REPLACED[name]
+    x = torch.randn(1, 16, 3, 4, 5).bfloat16().contiguous(memory_format=torch.channels_last_3d)
+    want = call(x)
+    with torch.no_grad(), LayoutMode(), torch.profiler.profile() as profiled:
+        made = call(x)
+    assert torch.equal(made, want) and (is_last(made) or made is x)
+    assert f"aten::{operator}" not in {e.name for e in profiled.events()}

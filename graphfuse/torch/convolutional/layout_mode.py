@@ -26,6 +26,8 @@ _SPLIT = 8
 part of the channels."""
 _SPLITS = {6: 4, _SPLIT: 5}
 """Dimensions of images and frames by those of ones whose channels become pixels, or pixels channels."""
+_INTERPOLATED = {"align_corners": None, "recompute_scale_factor": None, "antialias": False}
+"""Options of ``interpolate`` for nearest elements."""
 _modes = torch_private.function_modes()
 _observed = torch_private.needs_dispatcher()
 
@@ -92,7 +94,7 @@ def _interpolated(
     **named: object,
 ) -> torch.Tensor:
     """``interpolate``, whose nearest elements are channels-last for scales that `spatial` has."""
-    if mode == "nearest" and not given and {*named.values()} <= {None} and input.dim() in FORMATS:
+    if mode == "nearest" and not given and _INTERPOLATED | named == _INTERPOLATED and input.dim() in FORMATS:
         if (scales := spatial.scales(input, size, scale_factor)) is not None:
             return spatial.nearest(input, scales)
     return functional.interpolate(input, size, scale_factor, mode, *given, **named)
