@@ -854,7 +854,12 @@ void Machine::check_fenced(const BulkCopy& bulk) {
 
 void Machine::finish_bulk(std::size_t which) {
   BulkCopy bulk = std::move(bulk_[which]);
-  bulk_.erase(bulk_.begin() + std::ptrdiff_t(which));
+  if (which == 0) {
+    bulk_.pop_front();
+  } else {  // the last or a random one, whose place the last takes: there may be ten thousand, too many to move up
+    if (which + 1 < bulk_.size()) bulk_[which] = std::move(bulk_.back());
+    bulk_.pop_back();
+  }
   Mbarrier& mbarrier = bulk.cta->mbarriers.at(bulk.mbarrier);
   finish(&bulk.copy, &bulk.copy + 1, mbarrier.clocks[mbarrier.phase % 2]);
   mbarrier.bytes -= bulk.copy.bytes;

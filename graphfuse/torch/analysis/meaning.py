@@ -115,8 +115,10 @@ def arguments(node: Node, *names: str) -> dict[str, object]:
 def name_of(target: object) -> str:
     """Name of a function of torch; "" for any other object."""
     name = getattr(target, "__name__", "")
-    names = (name, name.removeprefix("linalg_"), name.removeprefix("special_"))  # modules omit prefixes
-    return name if any(getattr(owner, n, None) is target for owner in OWNERS for n in names) else ""
+    names = {name, name.removeprefix("linalg_"), name.removeprefix("special_")}  # modules omit prefixes
+    # Not getattr: for a name that torch lacks, it runs a function that raises an error with a text.
+    found = (getattr(owner, "__dict__", {}).get(n) for owner in OWNERS for n in names)
+    return name if any(function is target for function in found) else ""
 
 
 def writes(node: Node) -> bool:
