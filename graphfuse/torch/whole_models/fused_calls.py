@@ -16,7 +16,8 @@ from torch.compiler import is_dynamo_compiling
 from graphfuse.base.device import EMULATOR
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
-from graphfuse.runtime.fastcall import text, when, written
+from graphfuse.runtime.bounded_dict import make_room
+from graphfuse.runtime.fastcall import DECLINED, text, when, written
 from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
@@ -25,13 +26,15 @@ from graphfuse.torch.analysis.trace import CallSequence, Probe, Trace, probes, t
 from graphfuse.torch.regions import choose, over_ranks
 from graphfuse.torch.regions.choose import TorchRegion
 from graphfuse.torch.regions.graphs import RegionGraphs
+from graphfuse.torch.regions.operator import RegionOperator
 from graphfuse.torch.regions.program import Program
 from graphfuse.torch.whole_models.region_call import needs_columns, needs_contiguous, region_call
 
 Types = tuple[torch.dtype, torch.dtype]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_observed = torch_private.needs_dispatcher()
+_RECENT = 17  # functions for recent calls, one of them twice
+_observed, _differentiates_forward = torch_private.needs_dispatcher(), torch_private.differentiates_forward()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,9 @@ class Specialization:
     is_in_rows: whether the activations must be as `lies_in_rows` says.
     is_arranged: whether the kernel is given views of the inputs.
     places: the program's inputs, as indices of the activations followed by the parameters.
+    fast: the program's inference graph as a function, whose fast path may run in place of `run`; None if that views
+    tensors.
+    numbers: the calls' results as indices of the program's; empty for one result.
     untrainable: the reason why no kernels compute gradients; "" if they do. Only the first specialization of calls has
     it; the reason is the same for the others.
     """
@@ -64,6 +70,8 @@ class Specialization:
     is_in_rows: bool = False
     is_arranged: bool = False
     places: tuple[int, ...] = ()
+    fast: Callable[..., object] | None = None
+    numbers: tuple[int, ...] = ()
     untrainable: str = ""
 
     @cached_property
@@ -83,7 +91,8 @@ class Specialization:
 class FusedCalls:
     """A sequence of calls with its specializations by types and rank: the usual ones, and those of previous calls.
     types: of activations and of parameters, for the first one. members: index of the module and name of each of their
-    tensors. classes: classes of the modules."""
+    tensors. classes: classes of the modules. recent: functions like `result` for calls like recent ones; "again" is the
+    last."""
 
     calls: CallSequence
     classes: tuple[type, ...]
@@ -91,6 +100,12 @@ class FusedCalls:
     types: Types
     members: tuple[tuple[int, str], ...]
     specs: dict[tuple[torch.dtype, torch.dtype, int], Specialization] = field(default_factory=dict)
+    recent: dict[object, Callable[..., object]] = field(default_factory=dict)
+
+    @property
+    def _counts(self) -> tuple[tuple[str, int], ...]:
+        """Numbers of modules, activations and parameters, with the letter of their names in generated code."""
+        return ("m", len(self.classes)), ("x", self.calls.given), ("w", len(self.members))
 
     @property
     def first(self) -> Specialization:
@@ -112,11 +127,16 @@ class FusedCalls:
         """Function of modules followed by activations. It returns the result of the calls, a list of several; None if
         no kernel computes it. The function is generated for these calls, because loops over the arguments would take
         longer."""
-        counts = {"m": len(self.classes), "x": self.calls.given, "w": len(self.members)}
-        modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in counts.items())
+        modules, full, members = ([f"{letter}{n}" for n in range(count)] for letter, count in self._counts)
         given, place = ", ".join((*full, *members)), self.of.place
         watches = [f"spec.watches[{n}]({module})" for n, module in enumerate(modules)]
         lines = [
+            "again = recent.get('again')",
+            *when(
+                ["again is not None and not (compiling() or is_grad_enabled() or differentiates())"],
+                f"made = again({', '.join((*modules, *full))})",
+                *when(["made is not None"], "return made"),
+            ),
             *when(["not isinstance(x0, Tensor)"], "return None"),
             "kind, device, shape, rank = x0.dtype, x0.device, x0.shape, x0.ndim",
             *when(["device.type not in run_on"], "return None"),
@@ -146,12 +166,21 @@ class FusedCalls:
                 ],
                 "return None",
             ),
-            f"return spec.run({given}) if x0.stride(-1) == 1 else spec.spread({given})",
         ]
         if self.first.untrainable:
             needs_gradient = " or ".join(f"{t}.requires_grad" for t in (*full, *members))
-            lines[-1:-1] = when([f"is_grad_enabled() and ({needs_gradient})"], "return None")
+            lines += when([f"is_grad_enabled() and ({needs_gradient})"], "return None")
+        lines += [
+            *when(["x0.stride(-1) != 1"], f"return spec.spread({given})"),
+            f"made = spec.run({given})",
+            *when(["not (compiling() or is_grad_enabled())"], "keep(spec, device.type)"),
+            "return made",
+        ]
         names = {
+            "compiling": is_dynamo_compiling,
+            "differentiates": _differentiates_forward,
+            "recent": self.recent,
+            "keep": self._keep,
             "is_grad_enabled": torch.is_grad_enabled,
             "Tensor": torch.Tensor,
             "run_on": RUN_ON,
@@ -162,6 +191,35 @@ class FusedCalls:
             "autocasts": torch.is_autocast_enabled,
         }
         return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
+
+    def _keep(self, spec: Specialization, device: str) -> None:
+        """Keeps the fast path of the last call, without gradients, for the next one. device: type of the tensors'."""
+        fast = None if spec.fast is None or spec.is_contiguous or spec.is_in_rows else spec.fast.last()
+        if fast is None or _observed():
+            return
+        known = self.recent.get((spec, fast))
+        if known is None:
+            make_room(self.recent, _RECENT)
+            known = self.recent[(spec, fast)] = self._again(spec, fast, device)
+        self.recent["again"] = known
+
+    def _again(self, spec: Specialization, fast: Callable[..., object], device: str) -> Callable[..., object]:
+        """A function like `result` for calls like an earlier one. It compares what modules have; the fast path compares
+        everything else."""
+        modules, full = ([f"{letter}{n}" for n in range(count)] for letter, count in self._counts[:2])
+        tensors = [*full, *(f"getattr({modules[number]}, {name!r}, None)" for number, name in self.members)]
+        unlike = [f"not watch{n}({module})" for n, module in enumerate(modules)]
+        unlike += [f"autocasts({device!r})"] if spec.autocasts else []
+        unlike += [f"x0.shape[{self.of.place}] != {spec.columns}"] if spec.columns is not None else []
+        several = ", ".join(f"made[{number}]" for number in spec.numbers)
+        lines = [
+            *when(unlike, "return None"),
+            f"made = fast({', '.join(tensors[place] for place in spec.places)})",
+            f"return None if made is declined else {f'[{several}]' if several else 'made'}",
+        ]
+        names = {"fast": fast, "declined": DECLINED, "autocasts": torch.is_autocast_enabled}
+        names |= {f"watch{n}": watch for n, watch in enumerate(spec.watches)}
+        return written("repeated calls of modules", "again", text("again", (*modules, *full), lines), names)
 
 
 def _lies_in_rows(t: torch.Tensor) -> bool:
@@ -265,6 +323,8 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         any(map(needs_columns, found.graph.nodes)),
         call.is_arranged,
         tuple(place for place, _ in call.read),
+        None if call.is_arranged or run is contiguous else RegionOperator.of(region.program.text).inference.function,
+        tuple(one.number for one in call.returned) if len(call.returned) > 1 else (),
         _untrainable(region) if not of.specs else "",
     )
 
