@@ -154,6 +154,7 @@ def test_gradients_transforms_and_modes_see_the_call(ran):
             torch.testing.assert_close(norm(x), own(x))
         seen = make_fx(norm)(x)
         assert any(node.op == "call_function" for node in seen.graph.nodes)
+        torch.testing.assert_close(torch.compile(norm, backend="eager", fullgraph=True)(x), own(x))
         torch.testing.assert_close(torch.jit.trace(norm, (x,), check_trace=False)(x * 2), own(x * 2))
     with forward_ad.dual_level(), pytest.raises(GraphNotSupportedError, match="forward-mode"):
         norm(forward_ad.make_dual(x.detach(), x.detach()))

@@ -131,10 +131,10 @@ class FusedCalls:
         given, place = ", ".join((*full, *members)), self.of.place
         watches = [f"spec.watches[{n}]({module})" for n, module in enumerate(modules)]
         lines = [
-            "again = recent.get('again')",
             *when(
-                ["again is not None and not (compiling() or is_grad_enabled() or differentiates())"],
-                f"made = again({', '.join((*modules, *full))})",
+                ["not (compiling() or is_grad_enabled() or differentiates())"],
+                "again = recent.get('again')",
+                f"made = None if again is None else again({', '.join((*modules, *full))})",
                 *when(["made is not None"], "return made"),
             ),
             *when(["not isinstance(x0, Tensor)"], "return None"),
