@@ -106,14 +106,45 @@ def test_tensors_are_accepted_in_several_forms():
     assert torch.equal(found(*given().values()), want)
 
 
-def test_copies_and_shared_memory_accept_no_tensors():
+def test_copies_and_tensors_that_overlap_are_not_prepared():
     of = given()
     tensors = new(of["x"])
     copied = norms(of["x"].clone(), of["weight"], tensors["memory"], tensors["made"])
-    both = torch.randn((ROWS + 1) * COLUMNS)
-    shared = {"x": both[COLUMNS:].view(ROWS, COLUMNS), "weight": both[:COLUMNS]}
-    for tensors_of, calls in ((of, copied), (shared, norms(*shared.values(), tensors["memory"], tensors["made"]))):
+    inside = {"x": of["x"], "weight": of["x"][0]}
+    for tensors_of, calls in ((of, copied), (inside, norms(*inside.values(), tensors["memory"], tensors["made"]))):
         run(calls)
         found = prepare(tensors_of, tensors, calls)
         found.accept(*tensors_of.values())
         assert found(*tensors_of.values()) is DECLINED
+
+
+def test_tensors_in_one_storage():
+    def flat(seed: int = 0) -> dict[str, torch.Tensor]:
+        both = torch.cat([t.flatten() for t in given(seed=seed).values()])
+        return {"x": both[:-COLUMNS].view(ROWS, COLUMNS), "weight": both[-COLUMNS:]}
+
+    found, of = prepared(flat()), prepared(given())
+    for seed in range(3):
+        want = of(*given(seed=seed).values())
+        assert torch.equal(found(*flat(seed).values()), want) and torch.equal(found(*given(seed=seed).values()), want)
+
+
+def test_other_layouts_and_addresses_are_not_accepted():
+    weights = given()["weight"].repeat_interleave(2)[::2], given()["weight"][:1].expand(COLUMNS), torch.ones(COLUMNS, 1)
+    found = prepared(given())
+    for weight in (*weights, weights[0].bfloat16(), torch._neg_view(given()["weight"])):
+        found.accept(given()["x"], weight)
+        assert found(given()["x"], weight) is DECLINED
+    off = torch.cat([given()["x"].flatten(), torch.zeros(COLUMNS)])[1 : 1 + ROWS * COLUMNS].view(ROWS, COLUMNS)
+    tensors = new(off)
+    run(calls := norms(off, given()["weight"], tensors["memory"], tensors["made"]))
+    assert prepare({"x": off, "weight": calls[0][1][1]}, tensors, calls)(*given().values()) is DECLINED
+
+
+def test_a_form_is_accepted_once():
+    found, of = prepared(given()), given()
+    for _ in range(20):
+        found.accept(*of.values())
+    with torch.inference_mode():
+        found.accept(*given().values())
+        assert found(*given().values()) is not DECLINED

@@ -469,3 +469,20 @@ def test_a_class_with_torchs_forward(ran, monkeypatch):
     assert [e.became for e in fuse(model).entries] == [group_norm.BECAME]
     torch.testing.assert_close(model(x), want, rtol=1e-5, atol=1e-5)
     assert ran
+
+
+def test_what_a_norm_has_is_compared_in_each_call():
+    x = drawn(1, 16, 8, 16, last=True)
+    of, others = norm(), [norm() for _ in range(3)]
+    others[0].weight = torch.nn.Parameter(torch.randn(32)[::2], requires_grad=False)
+    others[1].weight = torch.nn.Parameter(torch.randn(1).expand(16), requires_grad=False)
+    others[2].eps = torch.tensor(1e-3)
+    for _ in range(3):
+        group_norm.group_norm(x, of)
+    for other in others:
+        for _ in range(3):
+            made = group_norm.group_norm(x, other)
+            torch.testing.assert_close(made, exact(other, x).float(), rtol=1e-4, atol=1e-4)
+    others[2].eps.fill_(50.0)
+    made = group_norm.group_norm(x, others[2])
+    torch.testing.assert_close(made, exact(others[2], x).float(), rtol=1e-4, atol=1e-4)

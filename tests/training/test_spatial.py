@@ -19,7 +19,8 @@ def views(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
     torch.manual_seed(1)
     x = torch.randn(shape).to(dtype)
     last = x.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()])
-    return [x, last, x[:, :, 1:], last[:, :, 1:, 1:], last[:, 1:], last.transpose(-1, -2)]
+    rows_fastest = x.transpose(1, -2).contiguous().transpose(1, -2)
+    return [x, last, x[:, :, 1:], last[:, :, 1:, 1:], last[:, 1:], last.transpose(-1, -2), rows_fastest]
 
 
 def is_last(t: torch.Tensor) -> bool:

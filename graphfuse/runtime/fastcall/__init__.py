@@ -6,7 +6,7 @@ four kinds of generated functions:
 - `start` launches the parts of a plan at given addresses, for a given number of rows;
 - `execute` does so for a variant pack that is like one that was accepted before;
 - `function` does so for arguments that are like those of an earlier call, and allocates the results;
-- `sequence` launches several plans in turn, and allocates what they write.
+- `sequence` launches several plans in turn, and allocates what they write. It compares no arguments; its caller does.
 
 Two calls are alike if they differ only in addresses, in numbers passed by value and, if the plan serves any number of
 rows, in that number. A fast path declines any other call, and any invalid call, before it has done anything. Its caller

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graphfuse.runtime.fastcall.functions import ALIGNMENT, DECLINED
 from graphfuse.runtime.fastcall.starts import Start
-from graphfuse.runtime.fastcall.writing import Lines, misaligned, text, when, written
+from graphfuse.runtime.fastcall.writing import misaligned, text, when, written
 
 
 @dataclass(frozen=True)
@@ -39,40 +39,41 @@ class NewTensor:
 def sequence(
     given: Sequence[str],
     new: Mapping[str, NewTensor],
-    steps: Sequence[LaunchedPlan],
+    plans: Sequence[LaunchedPlan],
     stream: Callable[[], int],
     empty: Callable[[tuple, tuple, object], object],
 ) -> Callable[..., object]:
-    """Generated function of the tensors `given`, in order. It allocates `new`, launches the steps, and returns the
-    first of `new`; DECLINED if an address is not a multiple of ALIGNMENT. It checks nothing else.
+    """Generated function of the tensors `given`, in order. It allocates `new`, launches the plans, and returns the
+    first of `new`; DECLINED if an address is not a multiple of ALIGNMENT. It compares nothing else; its caller does.
 
-    stream: returns the address of the current stream. empty: allocates, given shape, strides and data type. The
-    steps share one workspace.
+    stream: returns the address of the current stream. empty: allocates, given shape, strides and data type. The plans
+    share one workspace.
     """
     names: dict[str, object] = {"stream": stream, "empty": empty, "declined": DECLINED}
-    names["byte"] = sys.modules["torch"].uint8
+    names |= {"uint8": sys.modules["torch"].uint8, "nbytes": max(plan.workspace_bytes for plan in plans)}
     made: list[str] = []
     for name, t in new.items():
         names |= {f"{name}_shape": t.shape, f"{name}_strides": t.strides, f"{name}_type": t.dtype}
-        made += [f"{name} = empty({name}_shape, {name}_strides, {name}_type)", f"{name}_at = {name}.data_ptr()"]
-    nbytes = max(step.workspace_bytes for step in steps)
-    made += [f"workspace = empty(({nbytes},), (1,), byte)", "space = workspace.data_ptr()"] if nbytes else ["space = 0"]
-    launched: Lines = []
-    for n, step in enumerate(steps):
-        names |= {f"start{n}": step.start}
-        launched = [*launched, f"start{n}({', '.join(('current', 'space', str(step.count), *_values(step)))})"]
+        made += [f"t_{name} = empty({name}_shape, {name}_strides, {name}_type)", f"at_{name} = t_{name}.data_ptr()"]
+    has_workspace = any(plan.workspace_bytes for plan in plans)
+    made += ["workspace = empty((nbytes,), (1,), uint8)", "space = workspace.data_ptr()"] if has_workspace else []
+    launched: list[str] = []
+    for n, plan in enumerate(plans):
+        names |= {f"start{n}": plan.start, f"count{n}": plan.count}
+        values = ["current", "space" if has_workspace else "0", f"count{n}"]
+        for k, value in enumerate(plan.arguments):
+            # Equal forms share one compiled text, as in ``CallForm``: numbers are names.
+            names[f"v{n}_{k}"] = value.offset if isinstance(value, At) else value
+            values.append(f"at_{value.tensor} + v{n}_{k}" if isinstance(value, At) else f"v{n}_{k}")
+        launched.append(f"start{n}({', '.join(values)})")
     body = text(
         "call",
-        given,
-        [f"{name}_at = {name}.data_ptr()" for name in given],
-        when([misaligned([f"{name}_at" for name in given], ALIGNMENT)], "return declined"),
+        [f"t_{name}" for name in given],
+        [f"at_{name} = t_{name}.data_ptr()" for name in given],
+        when([misaligned([f"at_{name}" for name in given], ALIGNMENT)], "return declined"),
         made,
         "current = stream()",
         launched,
-        f"return {next(iter(new))}",
+        f"return t_{next(iter(new))}",
     )
     return written("sequence", "call", body, names)
-
-
-def _values(step: LaunchedPlan) -> list[str]:
-    return [f"{a.tensor}_at + {a.offset}" if isinstance(a, At) else f"float({str(a)!r})" for a in step.arguments]

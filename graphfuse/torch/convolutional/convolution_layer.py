@@ -12,7 +12,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.convolutional import roles
 from graphfuse.torch.convolutional.layout_mode import outside_mode
-from graphfuse.torch.operators.convolution import FORMATS, TYPES, convolution, planned, why_not_engine
+from graphfuse.torch.operators.convolution import FORMATS, TYPES, planned, searched, why_not_engine
 
 _CLASSES = (torch.nn.Conv2d, torch.nn.Conv3d)
 _SPLIT_FROM = 1 << 31
@@ -42,7 +42,7 @@ def convolved(
         return None
     if (made := planned(x, weight, bias, *options)) is not None:
         return made
-    return convolution(x, weight, bias, *options) if _is_supported(x, conv, weight, bias) else None
+    return searched(x, weight, bias, *options) if _is_supported(x, conv, weight, bias) else None
 
 
 def _is_supported(

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 
 from graphfuse.contract.row_counts import joined
-from graphfuse.functional.prepared import Call, PreparedCall, prepare
+from graphfuse.functional.prepared import Call, PreparedCall, are_aligned, prepare
 from graphfuse.functional.tensor_parameter import FLOATS
 from graphfuse.ops.layouts import packed_stride
 from graphfuse.runtime import torch_private
@@ -55,10 +55,10 @@ _MOST_READ = 1 << 22
 another kernel."""
 _ALIGNED = 4
 """Multiple of elements at which variances begin, for the widest accesses."""
-_KEPT = 512
+_KEPT = 512  # prepared norms
 _observed = torch_private.needs_dispatcher()
 _prepared: dict[tuple[object, ...], PreparedCall | None] = {}
-"""Norms of one layout; None for those that ran once, as many layouts come once."""
+"""By layout, kernel and what the norm has; None for those that ran once, as many layouts come once."""
 
 View = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides, the arguments of ``as_strided``."""
@@ -72,9 +72,9 @@ class Views:
     whole: of x, for its norm; None if that is `pieces`.
     made: in x's shape, of the norm, which is contiguous in the shape of `whole`.
     memory: elements of the memory of moments, which has all means, then all variances, then what is read behind the
-    last row, then four numbers of each channel: mean and variance, if they are combined, factor and summand.
+    last row, then numbers of each channel: factor and summand, and mean and variance if they are combined before.
     second: element at which the variances begin.
-    places: of each of the four.
+    factors, joined: elements at which the two numbers of each channel begin.
     moments: of the means as they are written, and of the variances.
     rows: of both as they are read.
     length: moments of a row; the numbers behind them are not used.
@@ -87,7 +87,8 @@ class Views:
     made: View
     memory: int
     second: int
-    places: tuple[int, ...]
+    factors: tuple[int, int]
+    joined: tuple[int, int]
     moments: View
     rows: View
     length: float
@@ -100,10 +101,10 @@ class Views:
         shape, _ = self.whole or self.pieces
         return shape, packed_stride(shape)
 
-    def of_channels(self, memory: torch.Tensor, *more: int) -> list[torch.Tensor]:
-        """The four numbers of each channel of each sample, [samples, channels, *more]."""
+    def of_channels(self, memory: torch.Tensor, places: Sequence[int], *more: int) -> list[torch.Tensor]:
+        """Numbers of each channel of each sample, [samples, channels, *more], which begin at these elements."""
         n, c = self.made[0][:2]
-        return [memory.as_strided((n, c, *more), (c, 1, *more), place) for place in self.places]
+        return [memory.as_strided((n, c, *more), (c, 1, *more), place) for place in places]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -138,10 +139,22 @@ def _views(shape: Sequence[int], strides: Sequence[int], groups: int) -> Views |
         made = tuple(shape), (c * places, 1, *(c * stride for stride in packed_stride(extents)))
         moments = (n, count, c, 1), (c * count, 1, count, 1)
     second = -(-half // _ALIGNED) * _ALIGNED
-    end, of_each = (-(-n // _ALIGNED) * _ALIGNED for n in (second + half + _read(length), n * c))
-    *places, memory = range(end, end + 5 * of_each, of_each)
+    end, each = (-(-n // _ALIGNED) * _ALIGNED for n in (second + half + _read(length), n * c))
+    factors, of_joined = (end, end + each), (end + 2 * each, end + 3 * each)
+    memory = end + (2 if channels is None else 4) * each
     return Views(
-        pieces, whole, made, memory, second, tuple(places), moments, rows, float(length), channels, float(of_group)
+        pieces,
+        whole,
+        made,
+        memory,
+        second,
+        factors,
+        of_joined,
+        moments,
+        rows,
+        float(length),
+        channels,
+        float(of_group),
     )
 
 
@@ -154,10 +167,12 @@ def group_norm(x: torch.Tensor, norm: torch.nn.GroupNorm, silu: bool = False) ->
     """The group norm of x by a module, or SiLU of that, each rounded to x's type, in x's memory format. None if the
     class's own forward is to run: with gradients, under autocast or a compiler, for small tensors, and for parameters
     of another type or other layouts of x."""
-    return applied(x, norm, scaled_channels_silu if silu else scaled_channels, (), _scaled)
+    return applied(x, norm, scaled_channels_silu if silu else scaled_channels, _scaled)
 
 
-Parts = Callable[[Views, torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor], list[tuple]]
+Arguments = Callable[
+    [Views, torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor], list[tuple[torch.Tensor, ...]]
+]
 """Function of the views of x, x, factor and summand of each channel of each sample, other tensors, and the result. It
 returns the arguments of each call of a kernel."""
 
@@ -166,39 +181,44 @@ def applied(
     x: torch.Tensor,
     norm: torch.nn.GroupNorm,
     kernel: Callable[..., torch.Tensor],
-    others: Sequence[torch.Tensor],
-    parts: Parts,
+    arguments: Arguments,
+    others: Callable[[], Sequence[torch.Tensor]] = tuple,
 ) -> torch.Tensor | None:
-    """The result, in x's memory format, of a kernel that applies a norm; None where `group_norm` is. others: tensors
-    that it reads besides."""
-    if is_dynamo_compiling() or _observed():
+    """The result, in x's memory format, of a kernel that applies a norm; None where `group_norm` is. others: makes
+    tensors that it reads besides."""
+    if is_dynamo_compiling() or _observed() or not isinstance(x, torch.Tensor):
         return None
-    weight, bias, groups, eps = norm.weight, norm.bias, norm.num_groups, norm.eps  # read once: modules look them up
+    weight, bias, groups = norm.weight, norm.bias, norm.num_groups  # read once, as modules look parameters up in Python
     try:
+        if torch.is_autocast_enabled(x.device.type):
+            return None
+        eps = float(norm.eps)
         key = x.shape, x.stride(), x.dtype, x.device, groups, eps, kernel, store.generation
-        for t in others:
-            key += t.shape, t.stride()
         prepared = _prepared.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # of no tensor, and of a nested or sparse one
+    except (RuntimeError, TypeError):  # of a nested or sparse tensor, and of values that torch refuses
         return None
-    if prepared is not None and (made := prepared(x, weight, bias, *others)) is not DECLINED:
+    of_call = [x, weight, bias]
+    if prepared is not None and (made := prepared(*of_call, *(found := others()))) is not DECLINED:
         return made
     if not _is_supported(x, norm.num_channels, weight, bias):
         return None
     if (views := _views(x.shape, x.stride(), groups)) is None:
         return None
+    of_call += others() if prepared is None else found
     made = torch.empty_strided(*views.made, dtype=x.dtype, device=x.device)
     memory = torch.empty(views.memory, dtype=torch.float32, device=x.device)
     calls = _factors(views, x, weight, bias, eps, memory)
-    calls += [(kernel, given) for given in parts(views, x, views.of_channels(memory)[2:], others, made)]
-    for function, arguments in calls:
-        function(*arguments)
-    if prepared is None and key in _prepared:
-        given = {"x": x, "weight": weight, "bias": bias} | {f"other{n}": t for n, t in enumerate(others)}
-        prepared = _prepared[key] = prepare(given, {"made": made, "memory": memory}, calls)
+    factors = views.of_channels(memory, views.factors)
+    calls += [(kernel, given) for given in arguments(views, x, factors, of_call[3:], made)]
+    for function, given in calls:
+        function(*given)
     if prepared is not None:
-        prepared.accept(x, weight, bias, *others)
-    else:
+        prepared.accept(*of_call)
+    elif key in _prepared and are_aligned(of_call):
+        given = {f"given{n}": t for n, t in enumerate(of_call)}
+        prepared = _prepared[key] = prepare(given, {"made": made, "memory": memory}, calls)
+        prepared.accept(*of_call)
+    elif key not in _prepared:
         make_room(_prepared, _KEPT)
         _prepared[key] = None
     return made
@@ -212,9 +232,9 @@ def _factors(
     written, read = ([memory.as_strided(*v, at) for at in (0, views.second)] for v in (views.moments, views.rows))
     calls: list[Call] = [(row_moments, (x.as_strided(*views.pieces), eps, *written))]
     if views.channels is not None:
-        calls.append((joined_moments, (*read, length, *views.of_channels(memory, 1)[:2])))
-        read, length = [memory.as_strided(*views.channels, at) for at in views.places[:2]], views.of_group
-    return [*calls, (channel_factors, (*read, weight, bias, length, *views.of_channels(memory)[2:]))]
+        calls.append((joined_moments, (*read, length, *views.of_channels(memory, views.joined, 1))))
+        read, length = [memory.as_strided(*views.channels, at) for at in views.joined], views.of_group
+    return [*calls, (channel_factors, (*read, weight, bias, length, *views.of_channels(memory, views.factors)))]
 
 
 def _scaled(

@@ -18,7 +18,7 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Types of tensors. Subclasses have functions of their own."""
 _SCALES = (1, 2, 4, 8)
 """Scales for which torch's float32 arithmetic finds the nearest element without rounding."""
-_KEPT = 1024
+_KEPT = 1024  # views of each kind, by layout
 _PADS = {"replicate": torch.ops.aten.replication_pad3d.out, "reflect": torch.ops.aten.reflection_pad3d.out}
 
 View = tuple[Sequence[int], Sequence[int]]
@@ -86,14 +86,15 @@ def _frames_padded(
     of_n, of_channel, of_frame, of_row, of_place = strides
     if height > 1 and of_row != width * of_place:
         return None
-    read = (n, 1, frames, height * width, channels), (of_n, 0, of_frame, of_place, of_channel)
-    made = n, 1, begin + frames + end, height * width, channels
+    read = (n, frames, height * width, channels), (of_n, of_frame, of_place, of_channel)
+    made = n, begin + frames + end, height * width, channels
     return read, made, _channels_last((n, channels, begin + frames + end, height, width))
 
 
 def _pad_planes(source: torch.Tensor, pad: Sequence[int], target: torch.Tensor, mode: str) -> None:
-    """Pads planes, [(samples,) count, height, width, channels]. To torch, channels are the width."""
-    _PADS[mode](source, [0, 0, *pad], out=target)
+    """Pads planes, [count, height, width, channels]. To torch, channels are the width, and each plane is a sample: the
+    result of a single sample would lie in memory as the input does, whatever the strides of `target`."""
+    _PADS[mode](source.unsqueeze(1), [0, 0, *pad], out=target.unsqueeze(1))
 
 
 def nearest(x: torch.Tensor, scales: Sequence[int]) -> torch.Tensor:
@@ -247,7 +248,11 @@ def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | N
 def wide(t: torch.Tensor) -> torch.Tensor:
     """A view with elements of 16 bytes, if channels, which are last, can be grouped so: torch copies one element at a
     time."""
-    if t.is_conj() or t.is_neg() or not _can_be_wide(t.shape, t.stride(), t.storage_offset(), 16 // t.element_size()):
+    if (
+        t.is_conj()
+        or t.is_neg()
+        or not _can_be_wide(t.shape, t.stride(), t.storage_offset() % 8, 16 // t.element_size())
+    ):
         return t
     return t.view(torch.complex128)
 

@@ -86,7 +86,7 @@ def _normed(
         zq = spatial.joined([spatial.nearest(z, (by[0], 1, 1)) for (z, _), by in zip(parts, scales, strict=True)], 2)
     height, width = scales[-1][1:]
     kernel = modulated_channels_silu if silu else modulated_channels
-    made = group_norm.applied(f, norm.norm_layer, kernel, [of.conv(zq) for of in convolutions], _modulated)
+    made = group_norm.applied(f, norm.norm_layer, kernel, _modulated, lambda: [of.conv(zq) for of in convolutions])
     if made is None:
         return None
     kept = spatial.nearest(zq, (1, height, width))

@@ -21,12 +21,12 @@ from graphfuse.base.enums import heur_mode
 from graphfuse.base.errors import GraphfuseError
 from graphfuse.contract.engine import No
 from graphfuse.engines.cudnn import package
-from graphfuse.functional.prepared import PreparedCall
+from graphfuse.functional.prepared import PreparedCall, are_aligned
 from graphfuse.op_graph.freeze import freeze
 from graphfuse.planning.planner import Planner
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
-from graphfuse.runtime.fastcall import ALIGNMENT, DECLINED, At, LaunchedPlan, NewTensor, sequence
+from graphfuse.runtime.fastcall import DECLINED, At, LaunchedPlan, NewTensor, sequence
 from graphfuse.runtime.handle import create_handle
 from graphfuse.tuning.plan_choice import build_fastest
 
@@ -58,9 +58,26 @@ def convolution(
     """conv2d or conv3d of images or frames, [n, channels, (frames,) height, width], in one group, without gradients.
 
     It runs on cuDNN's engine if that is there and x is channels-last in memory. The result is channels-last, too."""
-    options = stride, padding, dilation
-    if (made := planned(x, weight, bias, *options)) is not None:
-        return made
+    made = planned(x, weight, bias, stride, padding, dilation)
+    return searched(x, weight, bias, stride, padding, dilation) if made is None else made
+
+
+def planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor | None:
+    """`convolution` by a plan of cuDNN's engine that has run tensors like these; None if there is none, if it declines
+    the call, as with gradients, or if the user's settings decide on plans. options: stride, padding and dilation."""
+    try:
+        found = _plans.get(_key(x, weight, bias, *options))
+    except (AttributeError, RuntimeError, TypeError):  # of no tensor, of a nested one, options in a list
+        return None
+    if found is None or _is_pinned():
+        return None
+    made = found(x, weight) if bias is None else found(x, weight, bias)
+    return None if made is DECLINED else made
+
+
+def searched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor:
+    """`convolution` of tensors that `planned` declined: by a plan that is searched, or by torch where the engine does
+    not take them. options: stride, padding and dilation."""
     is_free = x.is_cuda and not _is_pinned()
     if is_free and (made := _first(x, weight, bias, *options)) is not None:
         return made
@@ -70,19 +87,6 @@ def convolution(
         with measured_plans():
             return convolved(x, weight, bias, *options)
     return convolved(x, weight, bias, *options)
-
-
-def planned(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor | None:
-    """`convolution` by a plan of cuDNN's engine that has run tensors like these; None if there is none. options:
-    stride, padding and dilation."""
-    try:
-        found = _plans.get(_key(x, weight, bias, *options))
-    except (AttributeError, RuntimeError, TypeError):  # of no tensor, of a nested one, options in a list
-        return None
-    if found is None or _is_pinned():
-        return None
-    made = found(x, weight) if bias is None else found(x, weight, bias)
-    return None if made is DECLINED else made
 
 
 @contextmanager
@@ -120,10 +124,10 @@ def _key(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *opti
 
 
 def _first(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Numbers) -> torch.Tensor | None:
-    """The first call for such tensors. None if torch's kernels are to run: for other types and layouts, without the
-    engine, and for the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
+    """The first call for tensors of this form. None if torch's kernels are to run: for other types and layouts, without
+    the engine, and for the first call of a layout while a CUDA graph is captured, as nothing can be timed then."""
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    if any(t.data_ptr() % ALIGNMENT for t in tensors) or not _is_supported(x, weight, bias):
+    if not are_aligned(tensors) or not _is_supported(x, weight, bias) or torch.is_autocast_enabled(x.device.type):
         return None
     try:
         found = _plans[key := _key(x, weight, bias, *options)]
@@ -201,7 +205,8 @@ def _fastest(
         return None
     executable, made_as = planner.executable(), NewTensor(tuple(made.shape), made.stride(), made.dtype)
     places = tuple(At(tensor.name) for tensor in executable.bound)
-    step = LaunchedPlan(executable.starts[False], 0, places, planner.at(planner.selected()).workspace_bytes)
+    plan = LaunchedPlan(executable.starts[False], 0, places, planner.at(planner.selected()).workspace_bytes)
     given = [name for name in pack if name != "result"]
     stream, empty = functools.partial(_raw_stream, x.device.index), torch_private.empty_cuda(x.device)
-    return PreparedCall(sequence(given, {"result": made_as}, [step], stream, empty), x.device.type)
+    run = sequence(given, {"result": made_as}, [plan], stream, empty)
+    return PreparedCall(run, [x, weight] if bias is None else [x, weight, bias])

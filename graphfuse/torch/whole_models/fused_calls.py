@@ -90,9 +90,12 @@ class Specialization:
 @dataclass(frozen=True, eq=False)
 class FusedCalls:
     """A sequence of calls with its specializations by types and rank: the usual ones, and those of previous calls.
-    types: of activations and of parameters, for the first one. members: index of the module and name of each of their
-    tensors. classes: classes of the modules. recent: functions like `result` for calls like recent ones; "again" is the
-    last."""
+
+    types: of activations and of parameters, for the first one.
+    members: index of the module and name of each of their tensors.
+    classes: classes of the modules.
+    recent: functions like `result` for calls like recent ones; "again" is the last.
+    """
 
     calls: CallSequence
     classes: tuple[type, ...]
