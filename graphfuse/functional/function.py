@@ -19,7 +19,7 @@ from graphfuse.runtime.fastcall import DECLINED, text, trying, when, written
 
 _KEPT = 1024
 _FORMS_KEPT = 8
-_tracing = torch_private.tracing()
+_tracing, _modes = torch_private.tracing(), torch_private.dispatch_modes()
 
 DeclarationT = TypeVar("DeclarationT", bound=Callable[..., object])
 
@@ -65,7 +65,8 @@ def define(f: Function) -> Callable[..., object]:
 def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., object]:
     """The function that users call, without operators of torch. It looks up the fast path and runs it. It is generated
     code, because every call runs it. dispatched: runs a call through torch's dispatcher. problems: fast paths by key;
-    "last" is the last one that ran, which is tried first. last: returns it, None if there is none."""
+    "last" is the last one that ran, which is tried first. last: returns it; None if there is none, or if it calls the
+    function with copies."""
     problems: dict[tuple, Callable[..., object]] = {}
     names = {
         "compiling": is_dynamo_compiling,
@@ -102,8 +103,13 @@ def entry(f: Function, dispatched: Callable[..., object]) -> Callable[..., objec
     call = written(f.name, "call", made, names)
     call.declaration = f
     call.problems = problems
-    call.last = functools.partial(problems.get, "last")
+    call.last = functools.partial(_last, problems)
     return call
+
+
+def _last(problems: Mapping[object, Callable[..., object]]) -> Callable[..., object] | None:
+    found = problems.get("last")
+    return None if hasattr(found, "layouts") else found
 
 
 def _key(f: Function) -> str:
@@ -168,7 +174,7 @@ def _first(
             problems[key] = problems["last"] = form
             forms[key] = (form, *(other for other in known if other is not form))
             return made
-    if _tracing() or not all(map(torch_private.is_plain, values)):
+    if _tracing() or _modes() or not all(map(torch_private.is_plain, values)):
         sharding.prepare()
         return dispatched(*values)
     given = dict(zip(f.parameters, values, strict=True))
@@ -210,6 +216,7 @@ def _on_copies(layouts: Sequence[tuple[int, tuple]], again: Callable[..., object
             copies[place] = t.contiguous()
         return again(*copies)
 
+    call.layouts = layouts
     return call
 
 

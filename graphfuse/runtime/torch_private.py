@@ -222,6 +222,12 @@ def needs_dispatcher() -> Callable[[], bool]:
     return lambda: compiling() or is_tracing() or modes() > 0 or transforms() or forward_ad._current_level >= 0
 
 
+def dispatch_modes() -> Callable[[], int]:
+    """Function that returns how many ``__torch_dispatch__`` modes are active in this thread. If torch lacks the name,
+    it returns 0, and modes do not see calls of plain tensors."""
+    return _find("_C._len_torch_dispatch_stack") or (lambda: 0)
+
+
 def dispatched_to(call: Callable[..., object]) -> AbstractContextManager[object] | None:
     """Context in which call(operator, args, kwargs) replaces each call of an operator; None if torch lacks the name.
 

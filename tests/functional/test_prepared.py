@@ -7,6 +7,8 @@ from graphfuse.functional import layernorm, rmsnorm
 from graphfuse.functional.prepared import PreparedCall, prepare
 from graphfuse.runtime.fastcall import DECLINED
 
+pytestmark = pytest.mark.torch
+
 ROWS, COLUMNS = 6, 32
 
 

@@ -6,6 +6,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graphfuse import functional, fused_rmsnorm_silu
 from graphfuse.contract.match import Pattern
@@ -29,6 +31,19 @@ def test_a_problem_is_planned_once(name):
     assert plan.cache_info().misses == before.misses
     call(name, (12, 48)).run()
     assert plan.cache_info().misses == before.misses + 1
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "layernorm", "fused_rmsnorm_silu", "softmax"])
+def test_modes_see_calls_that_are_repeated(name):
+    function, x, weight = getattr(functional, name), torch.randn(3, 32), torch.ones(32)
+    run = lambda x: function(x) if name == "softmax" else function(x, weight)  # noqa: E731
+    for _ in range(3):
+        run(x)
+    seen = make_fx(run)(x)
+    assert getattr(torch.ops.graphfuse, name).default in [node.target for node in seen.graph.nodes]
+    assert torch.equal(seen(x + 1), run(x + 1))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(run(x), FakeTensor)
 
 
 @pytest.fixture

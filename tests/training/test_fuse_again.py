@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -152,13 +153,93 @@ def test_gradients_transforms_and_modes_see_the_call(ran):
         torch.testing.assert_close(torch.func.vmap(norm)(x), own(x))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             torch.testing.assert_close(norm(x), own(x))
-        seen = make_fx(norm)(x)
-        assert any(node.op == "call_function" for node in seen.graph.nodes)
         torch.testing.assert_close(torch.compile(norm, backend="eager", fullgraph=True)(x), own(x))
         torch.testing.assert_close(torch.jit.trace(norm, (x,), check_trace=False)(x * 2), own(x * 2))
     with forward_ad.dual_level(), pytest.raises(GraphNotSupportedError, match="forward-mode"):
         norm(forward_ad.make_dual(x.detach(), x.detach()))
     assert not ran
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_modes_of_torch_see_the_call(device, ran, plan_on):
+    plan_on(device)
+    x = drawn(2, 3, 24)
+    norm, own = fused(x)
+    ran.clear()
+    with torch.no_grad():
+        seen = make_fx(norm)(x)
+        assert torch.ops.graphfuse.region.default in [node.target for node in seen.graph.nodes]
+        torch.testing.assert_close(seen(x * 2), own(x * 2))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert isinstance(norm(x), FakeTensor)
+        assert not ran
+        torch.testing.assert_close(norm(x), own(x))
+    assert ran
+
+
+class Like(Norm):
+    """Reads the type of a tensor, and whether there is one, and of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("out", torch.ones(24))
+
+    def forward(self, x, like):
+        if like is None:
+            return x
+        return super().forward(x).to(like.dtype).to(self.out.dtype)
+
+
+def test_what_no_kernel_reads_is_compared(ran):
+    norm, own, x = Like(), Like(), drawn(2, 3, 24)
+    fuse(norm)
+    with torch.no_grad():
+        for like in (x + 1, x + 1, x + 1, x.bfloat16(), None):
+            made, want = norm(x, like), own(x, like)
+            assert made.dtype is want.dtype
+            torch.testing.assert_close(made, want)
+        norm.out, own.out = norm.out.bfloat16(), own.out.bfloat16()
+        assert norm(x, x + 1).dtype is own(x, x + 1).dtype
+
+
+def test_calls_with_copies_are_compared(ran, plan_on):
+    plan_on("emulator")
+    norm, own, x = Norm(48), Norm(48), drawn(2, 3, 48)
+    fuse(norm)
+    strided = torch.linspace(0.5, 1.5, 96)[::2]
+    with torch.no_grad():
+        for weight in (*[strided] * 4, torch.ones(96).bfloat16()[::2], torch.ones(2)[::2], strided):
+            norm.weight = own.weight = torch.nn.Parameter(weight, requires_grad=False)
+            made, want = norm(x), own(x)
+            assert made.dtype is want.dtype and made.stride() == want.stride()
+            torch.testing.assert_close(made, want)
+
+
+class OfType(Norm):
+    def forward(self, x):
+        eps = self.eps if x.dtype == torch.float32 else self.half_eps
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def test_modules_that_read_other_attributes_share_no_check(ran):
+    x = drawn(2, 3, 24)
+    one, other, own = OfType(), OfType(), OfType()
+    one.half_eps = 1e-3
+    fuse(one)
+    fuse(other)
+    with torch.no_grad():
+        one.bfloat16()
+        for _ in range(3):
+            one(x.bfloat16())
+        torch.testing.assert_close(other(x), own(x))
+        for wrong in (None, 1.0):
+            errors = []
+            for of in (own, other):
+                with pytest.raises(AttributeError) as found:
+                    of(wrong)
+                errors.append(str(found.value))
+            assert errors[0] == errors[1]
+        torch.testing.assert_close(other(torch.tensor(2.0)), own(torch.tensor(2.0)))
 
 
 def test_layouts_in_turn_are_made_once(ran):

@@ -103,7 +103,7 @@ class CallForm:
     def text(self) -> str:
         first, by_name = self.given[0], {g.name: g for g in self.given}
         distinct = [name for name, other in self.same if name == other]
-        unlike = ["store.generation != generation"]
+        unlike = ["modes()", "store.generation != generation"]  # modes see calls in torch's dispatcher alone
         unlike += [f"type({n}) is not float or not -{_LARGEST} < {n} < {_LARGEST}" for n in self.numbers]
         # Equal values may differ in type, such as True and 1.
         unlike += [f"type({n}) is not {n}_kind or {n} != {n}_value" for n in self.options]
@@ -208,5 +208,6 @@ def function(form: CallForm, names: Mapping[str, object]) -> Callable[..., objec
         "uint8": torch.uint8,
         "empty_like": torch.empty_like,
         "bump": torch_private.increment_version(),
+        "modes": torch_private.dispatch_modes(),
     }
     return written(f"fast path of {form.name}", "call", form.text, own | dict(names))

@@ -17,7 +17,7 @@ from graphfuse.base.device import EMULATOR
 from graphfuse.op_graph.ir import packed_stride
 from graphfuse.runtime import torch_private
 from graphfuse.runtime.bounded_dict import make_room
-from graphfuse.runtime.fastcall import DECLINED, text, when, written
+from graphfuse.runtime.fastcall import DECLINED, text, trying, when, written
 from graphfuse.torch.analysis import inductor
 from graphfuse.torch.analysis.reads import hold, watched
 from graphfuse.torch.analysis.set_forward import RUN_ON
@@ -53,7 +53,7 @@ class Specialization:
     is_arranged: whether the kernel is given views of the inputs.
     places: the program's inputs, as indices of the activations followed by the parameters.
     fast: the program's inference graph as a function, whose fast path may run in place of `run`; None if that views
-    tensors.
+    tensors, or does not read all.
     numbers: the calls' results as indices of the program's; empty for one result.
     untrainable: the reason why no kernels compute gradients; "" if they do. Only the first specialization of calls has
     it; the reason is the same for the others.
@@ -176,7 +176,7 @@ class FusedCalls:
         lines += [
             *when(["x0.stride(-1) != 1"], f"return spec.spread({given})"),
             f"made = spec.run({given})",
-            *when(["not (compiling() or is_grad_enabled())"], "keep(spec, device.type)"),
+            *when(["not (compiling() or is_grad_enabled())"], "keep(spec)"),
             "return made",
         ]
         names = {
@@ -195,28 +195,29 @@ class FusedCalls:
         }
         return written("calls of modules", "result", text("result", (*modules, *full), lines), names)
 
-    def _keep(self, spec: Specialization, device: str) -> None:
-        """Keeps the fast path of the last call, without gradients, for the next one. device: type of the tensors'."""
+    def _keep(self, spec: Specialization) -> None:
+        """Keeps the fast path of the last call, without gradients, for the next one."""
         fast = None if spec.fast is None or spec.is_contiguous or spec.is_in_rows else spec.fast.last()
         if fast is None or _observed():
             return
         known = self.recent.get((spec, fast))
         if known is None:
             make_room(self.recent, _RECENT)
-            known = self.recent[(spec, fast)] = self._again(spec, fast, device)
+            known = self.recent[(spec, fast)] = self._again(spec, fast)
         self.recent["again"] = known
 
-    def _again(self, spec: Specialization, fast: Callable[..., object], device: str) -> Callable[..., object]:
+    def _again(self, spec: Specialization, fast: Callable[..., object]) -> Callable[..., object]:
         """A function like `result` for calls like an earlier one. It compares what modules have; the fast path compares
         everything else."""
         modules, full = ([f"{letter}{n}" for n in range(count)] for letter, count in self._counts[:2])
         tensors = [*full, *(f"getattr({modules[number]}, {name!r}, None)" for number, name in self.members)]
         unlike = [f"not watch{n}({module})" for n, module in enumerate(modules)]
-        unlike += [f"autocasts({device!r})"] if spec.autocasts else []
+        unlike += ["autocasts(x0.device.type)"] if spec.autocasts else []
         unlike += [f"x0.shape[{self.of.place}] != {spec.columns}"] if spec.columns is not None else []
         several = ", ".join(f"made[{number}]" for number in spec.numbers)
         lines = [
-            *when(unlike, "return None"),
+            # Raised by what is no tensor, and by a module without what the last call's read.
+            *trying(when(unlike, "return None"), "AttributeError, IndexError", "return None"),
             f"made = fast({', '.join(tensors[place] for place in spec.places)})",
             f"return None if made is declined else {f'[{several}]' if several else 'made'}",
         ]
@@ -314,6 +315,9 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         spread = run = contiguous if contiguous and region.program.follows else run
     else:
         spread = contiguous or call.run(replace(region.program, follows=True), count)
+    places = tuple(place for place, _ in call.read)
+    # What the program does not read, its fast path does not compare.
+    is_direct = not call.is_arranged and run is not contiguous and {*places} == {*range(count)}
     return Specialization(
         "",
         watches,
@@ -325,8 +329,8 @@ def _specialized(of: FusedCalls, modules: Sequence[torch.nn.Module], types: Type
         any(map(needs_contiguous, found.graph.nodes)),
         any(map(needs_columns, found.graph.nodes)),
         call.is_arranged,
-        tuple(place for place, _ in call.read),
-        None if call.is_arranged or run is contiguous else RegionOperator.of(region.program.text).inference.function,
+        places,
+        RegionOperator.of(region.program.text).inference.function if is_direct else None,
         tuple(one.number for one in call.returned) if len(call.returned) > 1 else (),
         _untrainable(region) if not of.specs else "",
     )
