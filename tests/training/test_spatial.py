@@ -414,3 +414,11 @@ def test_the_mode_calls_no_function_that_loses_the_layout(name):
         made = call(x)
     assert torch.equal(made, want) and (is_last(made) or made is x)
     assert f"aten::{operator}" not in {e.name for e in profiled.events()}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_elements_of_16_bytes_begin_at_multiples_of_16_bytes(dtype):
+    memory, size = torch.zeros(256, dtype=dtype), 16 // dtype.itemsize
+    for offset in range(48):
+        t = memory[offset:].as_strided((2, 2, 16), (32, 16, 1))
+        assert (spatial.wide(t).dtype is torch.complex128) == (offset % size == 0)

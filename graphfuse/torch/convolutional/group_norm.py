@@ -29,6 +29,7 @@ from graphfuse.torch.analysis import set_forward
 from graphfuse.torch.analysis.report import Entry
 from graphfuse.torch.convolutional import roles
 from graphfuse.torch.convolutional.layout_mode import outside_mode
+from graphfuse.torch.convolutional.spatial import View
 from graphfuse.torch.operators.channel_kernels import (
     LONGEST,
     channel_factors,
@@ -59,9 +60,6 @@ _KEPT = 512  # prepared norms
 _observed = torch_private.needs_dispatcher()
 _prepared: dict[tuple[object, ...], PreparedCall | None] = {}
 """By layout, kernel and what the norm has; None for those that ran once, as many layouts come once."""
-
-View = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides, the arguments of ``as_strided``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +196,16 @@ def applied(
     except (RuntimeError, TypeError):  # of a nested or sparse tensor, and of values that torch refuses
         return None
     of_call = [x, weight, bias]
-    if prepared is not None and (made := prepared(*of_call, *(found := others()))) is not DECLINED:
-        return made
+    if prepared is not None:
+        of_call += others()
+        if (made := prepared(*of_call)) is not DECLINED:
+            return made
     if not _is_supported(x, norm.num_channels, weight, bias):
         return None
     if (views := _views(x.shape, x.stride(), groups)) is None:
         return None
-    of_call += others() if prepared is None else found
+    if prepared is None:
+        of_call += others()
     made = torch.empty_strided(*views.made, dtype=x.dtype, device=x.device)
     memory = torch.empty(views.memory, dtype=torch.float32, device=x.device)
     calls = _factors(views, x, weight, bias, eps, memory)

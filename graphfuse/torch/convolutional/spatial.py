@@ -248,11 +248,8 @@ def scales(x: torch.Tensor, size: object, factor: object) -> tuple[int, ...] | N
 def wide(t: torch.Tensor) -> torch.Tensor:
     """A view with elements of 16 bytes, if channels, which are last, can be grouped so: torch copies one element at a
     time."""
-    if (
-        t.is_conj()
-        or t.is_neg()
-        or not _can_be_wide(t.shape, t.stride(), t.storage_offset() % 8, 16 // t.element_size())
-    ):
+    offset = t.storage_offset() % 16  # the whole offset would make an entry for each part of a tensor
+    if t.is_conj() or t.is_neg() or not _can_be_wide(t.shape, t.stride(), offset, 16 // t.element_size()):
         return t
     return t.view(torch.complex128)
 

@@ -62,12 +62,9 @@ def _normed(
     is to run."""
     if conv_cache is not None and not isinstance(conv_cache, dict):
         return None
-    if (
-        not spatial.is_channels_last(f)
-        or f.numel() < group_norm.LEAST_CHANNELS_LAST
-        or type(zq) is not torch.Tensor
-        or zq.dim() != 5
-    ):
+    if not spatial.is_channels_last(f) or f.numel() < group_norm.LEAST_CHANNELS_LAST:
+        return None
+    if type(zq) is not torch.Tensor or zq.dim() != 5:
         return None
     if zq.dtype is not f.dtype or zq.shape[0] != f.shape[0]:
         return None
